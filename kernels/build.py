@@ -2,8 +2,8 @@
 
     python -m kernels.build [BUILD ...] [--sanitize] [--machine MACHINE]
 
-BUILD is an instruction set, `best` for the best one that this processor supports, `runnable` for
-all that this processor supports, or `all` for all instruction sets of this processor's
+BUILD is the name of an instruction set, or `best` for the best one that this processor supports,
+`runnable` for all instruction sets that it supports, or `all` for all instruction sets of its
 architecture. Without a BUILD, the best one is built. An existing library is not built again if it
 was built from the present sources with the present options.
 
@@ -40,7 +40,7 @@ LIBRARIES = NATIVE / "lib"
 SANITIZED = LIBRARIES / "sanitized"
 
 HERE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-"""The architecture of this machine, by the name that Linux has for it."""
+"""Name of this machine's architecture, as Linux calls it."""
 
 PORTABLE = "portable"  # the instruction set that the compiler uses by default
 PROCESSOR = "processor"  # the source, and the library, that tells what the processor has
@@ -82,7 +82,7 @@ def named_for(machine: str, words: Collection[str]) -> list[str]:
 
 def named_by(words: Collection[str], features: Collection[str]) -> list[str]:
     """Returns the instruction sets that `words` name, the best one first. A word is an instruction
-    set, `all`, or `best` or `runnable`, which depend on the processor's `features`.
+    set, `all`, `best` or `runnable`. The last two depend on the processor's `features`.
 
     Raises ValueError for another word.
     """
@@ -101,11 +101,12 @@ def _named(
 
 
 def processor_features(directory: Path | None = None) -> frozenset[str]:
-    """Returns the features that this processor has and some instruction set requires. The library
-    PROCESSOR in `directory`, by default LIBRARIES, detects the features.
+    """Returns the features that this processor has, among the features that an instruction set
+    requires. The library PROCESSOR detects them. It is loaded from `directory`, by default from
+    LIBRARIES.
 
-    Raises OSError if that library is missing or cannot be loaded, and RuntimeError if it cannot
-    detect one of the features.
+    Raises OSError if the library is missing or cannot be loaded, and RuntimeError if the library
+    cannot detect one of the features.
     """
     has = ctypes.CDLL(str(library_path(PROCESSOR, directory))).orcinus_has_feature
     answers = {
@@ -139,7 +140,8 @@ def missing_of(names: Iterable[str], directory: Path, machine: str = HERE) -> li
 
 
 def sources_digest(machine: str = HERE) -> str:
-    """Returns a digest of the sources and the compiler options. It identifies a build."""
+    """Returns a digest of the sources and of the compiler options for `machine`. Every library
+    contains the digest with which it was built."""
     digest = hashlib.sha256(repr((OPTIONS, SANITIZE, instruction_sets(machine))).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -157,7 +159,7 @@ def build(
     PROCESSOR, into `directory`. Skips libraries that exist and are current. Removes libraries that
     were built from other sources or for another machine.
 
-    Raises FileNotFoundError without a compiler, and CalledProcessError if the compiler fails.
+    Raises FileNotFoundError if there is no compiler, and CalledProcessError if the compiler fails.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob("orcinus_*.so"):
@@ -211,7 +213,7 @@ def _options(name: str, machine: str) -> list[str]:
 
 
 def compiler(machine: str = HERE) -> list[str]:
-    """Returns the words of the command that compiles for `machine`."""
+    """Returns the command that compiles for `machine`, as a list of words."""
     if machine == HERE:
         return shlex.split(os.environ.get("CXX", "g++"))
     return shlex.split(os.environ.get("CROSS_CXX", f"{machine}-linux-gnu-g++"))
@@ -222,8 +224,8 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 def main() -> None:
-    """Builds the libraries that the command line names. If the build fails, ends the process with a
-    message."""
+    """Builds the libraries that the command line names. If the build fails, ends the process with
+    an error message."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.build",
         description=__doc__,

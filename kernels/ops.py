@@ -297,7 +297,8 @@ class Ops:
 
     @classmethod
     def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
-        """Returns operations whose fields are functions of the same names in `sources`.
+        """Returns operations whose fields are collected from `sources`, by name. Later sources
+        replace the functions of earlier ones.
 
         A source is a module or an object. A module offers the functions that it defines, an object
         offers its methods. An operation that no source has is taken from `otherwise`. Keyword

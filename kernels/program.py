@@ -3,8 +3,8 @@
 When the weights of a model have been read, each module of the model adds its steps to the program
 once (`Program` has a method for each kind of step in `kernels.steps`). `Ops.runner` then returns an
 object that runs the program. `kernels.pytorch.interpreter` runs one step after the other. The
-native library runs several steps in one call; a call ends at a step that the library does not have.
-A computation for which there is no kind of step is a named `Call` of a Python function.
+native library runs several steps in one call; a call ends before a step that the library cannot
+run. A computation for which there is no kind of step is a named `Call` of a Python function.
 """
 
 from __future__ import annotations

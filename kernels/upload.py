@@ -1,10 +1,10 @@
 """Copies arrays that the host has prepared to the device, without waiting for the device.
 
-An iteration needs a dozen small arrays on the device. `Uploads` returns a tensor for each array at
-once, gathers the values of all arrays in one piece of pinned memory, and copies the piece in one
-call. If the memory were pageable, the host would have to wait until the device has done all queued
-work. A copy from pinned memory is queued instead. One copy is made for all arrays, because each
-copy costs the host more time than gathering the values.
+An iteration needs a dozen small arrays on the device. `Uploads` immediately returns a tensor for
+each array, gathers the values of all arrays in one piece of pinned memory, and later copies this
+piece in one call. If the memory were pageable, the host would have to wait until the device has
+done all queued work. A copy from pinned memory is queued instead. One copy is made for all arrays,
+because each copy costs the host more time than gathering the values.
 
 On a CPU nothing is copied: a tensor shares the memory of its array.
 """
@@ -45,8 +45,8 @@ class Uploads:
         """Queues the copy of all arrays that were added, on the current stream of the device."""
 
     def aim(self, buffer: Tensor) -> None:
-        """Places the arrays that are added up to the next `flush` in `buffer`, [bytes] uint8 on the
-        device.
+        """Makes `buffer`, [bytes] uint8 on the device, the memory of all arrays that are added from
+        now until the next `flush`.
 
         If arrays of equal shapes and types are added in the same order each time, each array gets
         the same address each time, as a recorded graph requires. Arrays that do not fit into
@@ -55,8 +55,8 @@ class Uploads:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
-        this size."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` needs this
+        size to hold arrays of equal sizes."""
         return 0
 
 
@@ -82,8 +82,8 @@ class StagedUploads(Uploads):
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` must have
-        this size."""
+        """Number of bytes of all arrays that the last `flush` copied. A buffer for `aim` needs this
+        size to hold arrays of equal sizes."""
         return self._n_bytes
 
     def add(self, values: NDArray[Any]) -> Tensor:
@@ -101,8 +101,8 @@ class StagedUploads(Uploads):
         self._size = max(self._size, _power_of_two(self._n_bytes))
 
     def aim(self, buffer: Tensor) -> None:
-        """Places the arrays that are added up to the next `flush` in `buffer`, as `Uploads.aim`
-        describes. Raises ValueError if arrays were added since the last `flush`."""
+        """Makes `buffer` the memory of the next arrays, as `Uploads.aim` describes. Raises
+        ValueError if arrays have been added after the last `flush`."""
         if self._n_filled:
             raise ValueError("what has been added must be flushed first")
         self._buffer = buffer

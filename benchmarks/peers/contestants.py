@@ -31,6 +31,9 @@ OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB --no-prefix-cache"
 The prefix cache is off, since each run repeats the prompts of the run before.
 """
 
+ANSWER_LIMIT_S = 600.0
+"""Timeout in seconds for one answer."""
+
 
 class Ours:
     """An Orcinus system on this machine, used over HTTP."""
@@ -66,7 +69,7 @@ class Ours:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(call) as response:
+        with urllib.request.urlopen(call, timeout=ANSWER_LIMIT_S) as response:
             tokens: list[int] = json.load(response)["choices"][0]["token_ids"]
         return tokens
 

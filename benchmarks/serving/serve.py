@@ -22,6 +22,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def first_model(url: str, *, api_key: str | None = None) -> str:
     try:
         with urllib.request.urlopen(request, timeout=10) as response:
             return str(json.load(response)["data"][0]["id"])
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, HTTPException, ValueError, LookupError) as error:
         raise RuntimeError(f"{url} lists no models ({error}); name one with --model") from error
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """The options of one layer's attention: sliding window, scale, soft cap and direction. The
-    default is plain scaled dot-product attention to the tokens so far."""
+    """The options of one layer's attention: sliding window, scale, soft cap, and whether it is
+    causal. The default is plain scaled dot-product attention to the tokens so far."""
 
     window: int | None = (
         None  # keys that a query sees, the token's own key included; None: no limit

@@ -32,5 +32,5 @@ class RotaryAngles(Protocol):
         `positions` [n_tokens]."""
 
     def cover(self, positions: Tensor) -> None:
-        """Extends the tables so that they have all of `positions`. Does nothing if there are no
-        tables."""
+        """Extends the tables so that they have entries for all `positions`. Does nothing if there
+        are no tables."""

@@ -12,8 +12,8 @@ class StateSpans:
     """The tokens of each span of a batch, and the row of the states that belongs to the span's
     request.
 
-    Columns are int64, dense and on the device. Spans of one batch have different rows, except for
-    spans whose results are not read.
+    Columns are int64, dense and on the device. No two spans of a batch have the same row, except
+    for spans whose results are not read.
     """
 
     first_tokens: Tensor  # [n_spans], the index of each span's first token in the batch

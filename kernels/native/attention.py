@@ -1,8 +1,8 @@
 """Attention of a batch on the CPU: all spans of the batch in one call per layer.
 
-The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. In each call the
-library divides the work among threads, by the numbers of heads and of threads. This takes a few
-microseconds.
+The plan is an `AttentionSpans` (`kernels.pytorch.attention`), which holds only the spans of the
+batch. In each call the library divides the work among threads, by the numbers of heads and of
+threads. This takes a few microseconds.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def check(program: Program) -> None:
 def _check(step: Any, program: Program) -> None:
     """Raises ValueError if the tensors of a step do not fit the buffers of the step.
 
-    A step without tensors needs no check, since `Program` makes all buffers.
+    A step without tensors needs no check, because `Program` makes all buffers.
     """
 
 

@@ -1,4 +1,5 @@
-"""Gated DeltaNet on the CPU, without the projections before and after its recurrent part."""
+"""The recurrent part of a Gated DeltaNet layer on the CPU. The projections before and after it are
+separate steps."""
 
 import ctypes
 

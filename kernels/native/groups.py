@@ -1,10 +1,10 @@
 """Linear layers on the CPU whose weights stay quantised, with a scale for each group of inputs.
 
 `src/groups.h` describes the layout in memory. Weights are read from memory only once, in their
-quantised form. A product either converts each word of quantised weights to floats in registers, or
-rounds inputs to int8 and sums products of whole numbers (`src/rounded_inputs.h`). The form of the
-matrix determines which of the two is done. Every build of the library has both products, and the
-sums of whole numbers are equal in all builds.
+quantised form. There are two kinds of products. One converts each 32-bit word of quantised weights
+to floats in registers. The other rounds inputs to int8 and sums products of whole numbers
+(`src/rounded_inputs.h`). The form of the matrix determines the kind. Every build of the library has
+both kinds, and the sums of whole numbers are equal in all builds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs programs with the native library: one call for each series of steps that the library has.
+"""Runs programs with the native library: one call for each series of steps that it can run.
 
 The library computes the operations that the interpreter would call, in equal order, so results are
 bit-identical. Calls of many steps save the time that Python takes between operations
-(`docs/performance.md` has measurements). The functions of `kernels.pytorch.step_functions` run the
-steps that the library does not have, on tensors that share the memory of the library's buffers.
+(`docs/performance.md` has measurements). The functions of `kernels.pytorch.step_functions` run all
+other steps, on tensors that share the memory of the library's buffers.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class NativeProgram:
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Splits steps into segments. Each step that the library cannot run ends a segment, and so
-        does the last step."""
+        """Splits steps into segments. A segment ends with a step that the library cannot run, or
+        with the last of all steps."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:

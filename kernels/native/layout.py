@@ -65,7 +65,8 @@ def _numbers(steps: Sequence[type]) -> Iterator[tuple[str, str]]:
 
 
 def _described(structure: type[ctypes.Structure]) -> Iterator[tuple[str, str]]:
-    """Yields the lines that describe a structure and all structures that its fields contain."""
+    """Yields the lines that describe a structure and all structures that its fields contain or
+    point to."""
     name = _name(structure)
     yield name, f"{ctypes.sizeof(structure)} bytes"
     for field, kind, *_ in structure._fields_:

@@ -8,8 +8,8 @@ has all builds.
 No build is linked with an OpenMP runtime. Instead, the runtime that PyTorch has loaded is made
 visible to the build, so that the library and PyTorch share threads.
 
-A build whose structures differ from Python's is refused (`kernels.native.layout`), since the
-library would read memory at wrong addresses.
+A build whose structures differ from Python's is refused (`kernels.native.layout`), because it would
+read memory at wrong addresses.
 """
 
 import ctypes

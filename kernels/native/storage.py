@@ -1,8 +1,8 @@
 """The storage of a program's layers: keys and values in blocks, or states in rows.
 
 The storage of a layer is two tensors, whose shapes depend on the steps of the layer. The tensors
-are checked and their addresses are read once. Both are repeated only if the first tensor is another
-object than in the previous run.
+are checked and their addresses are read in the first run. This is repeated only if a later run has
+another object as the first tensor of the first layer, or another number of layers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 
 
 class LayerStorage:
-    """The addresses of the storage of all layers of a program.
+    """Keeps the addresses of the storage of all layers of a program, for the native library.
 
-    The addresses are read again if the first tensor is another object than in the previous run.
-    This object holds only a weak reference to the first tensor, so that storage can be freed.
+    Only a weak reference to the first tensor of the storage is held, so that the storage can be
+    freed.
     """
 
     def __init__(self, program: Program) -> None:

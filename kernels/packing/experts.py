@@ -44,7 +44,8 @@ def pack_grouped_experts(
     """Packs experts whose matrices are quantised in groups, on a CPU, for tokens of `dtype`.
 
     A matrix of `gate_up` is [2 * size, hidden], the gate's rows first. A matrix of `down` is
-    [hidden, size]. A matrix may be freed when the iterator returns the next one.
+    [hidden, size]. Matrices are packed one after the other: a matrix may be freed when the next one
+    is taken from `gate_up` or `down`.
     """
     device = torch.device("cpu")
     gates: list[GatedMatrix] = []

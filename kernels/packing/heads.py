@@ -1,9 +1,9 @@
 """Packs the matrices of heads in the form that is fastest on their device.
 
 `pack_heads` picks the form by device and element type. On a CPU the native library computes the
-products; the result of a token does not depend on the number of other tokens in the batch
-(`docs/determinism.md`). On other devices PyTorch's batched matrix product is used, with a batch
-entry for each head.
+products, if it is built. The result of a token then does not depend on the number of other tokens
+in the batch (`docs/determinism.md`). Otherwise PyTorch's batched matrix product is used, with a
+batch entry for each head.
 """
 
 from __future__ import annotations

@@ -8,16 +8,16 @@ the native library the result of a token does not depend on the number of other 
 oneDNN reorders the weight into blocks once, instead of in every call. On a GPU the weight stays
 plain, for cuBLAS.
 
-With `quantization` a weight becomes a number of 8 or 4 bits, so that a product reads a half or a
-quarter of the bytes of bfloat16. Weights stay quantised while they are multiplied, by the native
-library on a CPU and by Triton on a GPU. `pack_grouped` takes weights that are quantised in the
-checkpoint.
+With `quantization` each weight becomes a number of 8 or 4 bits, so that a product reads about a
+half or a quarter of the bytes that it would read in bfloat16. Weights stay quantised while they are
+multiplied, by the native library on a CPU and by Triton on a GPU. `pack_grouped` takes weights that
+are quantised in the checkpoint.
 
 With the `activations` "rounded", a CPU also rounds the inputs of some products to int8, so that
 sums of products are exact integers and an instruction computes two to four times as many products.
 For weights of 4 bits in groups, each run of 32 inputs of a token has a scale. For "int8" on a CPU
-with VNNI, each token has a scale. All other products keep their inputs, and with "exact" all
-products do. Embeddings and heads are quantised in groups of inputs, and so are all weights of 4
+with VNNI, each token has a scale. All other products do not round their inputs, and with "exact" no
+product does. Embeddings and heads are quantised in groups of inputs, and so are all weights of 4
 bits.
 
 A residual is added to the sums before rounding, so that fusing the addition loses no precision.
@@ -69,8 +69,7 @@ def can_compute(quantization: Quantization, device: torch.device) -> bool:
 
 
 def can_group(device: torch.device) -> bool:
-    """Returns whether `pack_grouped` can pack matrices that are quantised in groups for
-    `device`."""
+    """Returns whether `pack_grouped` supports `device`."""
     return _group_forms(device.type) is not None
 
 

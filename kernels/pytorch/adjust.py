@@ -25,8 +25,8 @@ probability is 0 at every temperature up to MAX_TEMPERATURE. The value is finite
 a row is finite, too."""
 
 MAX_TEMPERATURE = 2.0**90
-"""Largest temperature that is used; a higher one is replaced by this value. All tokens are equally
-likely already at temperatures far below it."""
+"""Largest temperature that is used; a higher one is replaced by this value. Already at far lower
+temperatures, all tokens are equally likely."""
 
 
 def adjust(

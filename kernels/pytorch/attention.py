@@ -58,7 +58,7 @@ def plan_attention(
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
     """Makes the attention plan of a batch, as `kernels.ops.PlanAttention` describes. The plan can
-    be used by layers of any window, any direction and any heads.
+    be used by layers with any window and any heads, causal or not.
 
     The plan may keep the arguments' arrays without a copy, so the caller must not write to the
     arrays before the last layer has run. `has_fixed_shape` has no effect: the shapes of the

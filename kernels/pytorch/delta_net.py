@@ -1,5 +1,5 @@
-"""The recurrent part of a Gated DeltaNet layer, which is between its projections (Yang et al.,
-2025).
+"""The recurrent part of a Gated DeltaNet layer, without the projections before and after it (Yang
+et al., 2025).
 
 Gated DeltaNet replaces attention over stored keys by a state of fixed size. A token's queries, keys
 and values pass through a convolution over the last tokens, independently for each channel, and

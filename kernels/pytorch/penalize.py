@@ -1,4 +1,5 @@
-"""Makes tokens that have occurred less or more likely to occur again.
+"""Changes the logits of tokens that have already occurred, so that they are less or more likely to
+occur again.
 
     repetition        divides a positive logit, and multiplies a negative one, if the prompt or the
                       generated tokens contain the token (Keskar et al., "CTRL: a conditional

@@ -67,8 +67,8 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns the weights with which tokens are sampled, [n_rows, vocab_size]. The changes by
-    `adjust` are not made here.
+    """Returns the weights with which tokens are sampled, [n_rows, vocab_size]. Does not make the
+    changes of `adjust`.
 
     A weight is a token's probability divided by the probability of the row's most likely token. It
     is 0 for tokens that the filters drop. Every row's temperature must be above 0.
@@ -114,7 +114,7 @@ def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
 
 
 def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets the weights of all tokens that `top_k` or `top_p` drops to 0, in place."""
+    """Applies `top_k` and `top_p` in place: sets the weight of each dropped token to 0."""
     vocab_size = logits.shape[1]
     top_k = top_k.where((top_k > 0) & (top_k < vocab_size), vocab_size)
     limited = ((top_k < vocab_size) | (top_p < 1)).nonzero()[:, 0]
@@ -132,8 +132,8 @@ def _n_most_likely(
     """Returns two results for each row: the number of tokens that `top_k` and `top_p` keep [n], and
     the smallest logit among the kept tokens [n].
 
-    Only the most likely tokens of a row are sorted. No more are needed when the sorted tokens
-    include all tokens that `top_k` keeps, or when their probabilities add up to `top_p`.
+    Only the most likely tokens of a row are sorted. They suffice if they include all tokens that
+    `top_k` keeps, or if their probabilities add up to `top_p`.
     """
     n, vocab_size = logits.shape
     n_kept = torch.zeros_like(top_k)
@@ -176,12 +176,11 @@ def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
 
 
 def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Returns the ids [n] at which the cumulative sums of `weights` [n, n_ids] exceed `uniform` [n]
-    float64 times the total weight of the row.
+    """Returns, for each row of `weights` [n, n_ids], the first id at which the cumulative sum
+    exceeds `uniform` [n] (float64, in [0, 1)) times the total weight of the row.
 
-    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
-    whose cumulative sum exceeds the product, so the weight of this id is never 0. The block of the
-    id is found first, then the id within the block.
+    The weight of this id is never 0. `n_ids` is a multiple of CDF_BLOCK. The block of the id is
+    found first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

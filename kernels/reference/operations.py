@@ -227,7 +227,7 @@ def expert_mlp(
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
-    """Returns `x + factor * y`, computed in float32, in the type of `x`."""
+    """Returns `x + factor * y` in the type of `x`. The sum is computed in float32."""
     return (x.float() + factor * y.float()).to(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The steps of a program in their order, their buffers, and where layers and head end."""
+"""The steps of a program in order, with their buffers, and the places where layers and head end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecordedSteps:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Begins without steps and buffers. Hidden states are of `dtype`."""
+        """Creates an empty list of steps, without buffers. `dtype` is the type of hidden states."""
         self.dtype = dtype
         self.steps: list[object] = []
         self.buffers: list[Buffer] = []

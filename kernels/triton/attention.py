@@ -236,8 +236,8 @@ def attention(
     Raises:
         TypeError: `plan` is of another type.
         ValueError: the strides of the two caches differ, so that `value_cache` neither has the
-            layout of `key_cache` nor is a part of it; or the plan is for attention in the other
-            direction.
+            layout of `key_cache` nor is a part of it; or only one of the plan and `form` is causal;
+            or the plan is for several kinds of K/V heads without the kind of `key_cache`.
     """
     items = items_for(plan, key_cache)
     if items.is_causal != form.is_causal:

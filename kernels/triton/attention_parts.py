@@ -1,4 +1,5 @@
-"""Combines the results of queries whose keys are divided among several items of work.
+"""Combines the results of queries whose keys are divided among several items of work
+(`attention_plan`).
 
 Each item has a part of the keys, and has written its float32 result and the log, in base 2, of its
 sum of weights. A launch with one program per head and token adds up the parts (Dao et al.,

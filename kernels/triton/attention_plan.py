@@ -166,11 +166,21 @@ def plan_attention(
 
 
 def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
-    """Returns the items of work of `plan` for a layer with the given `key_cache`. Raises TypeError
-    for a plan of another type."""
+    """Returns the items of work of `plan` for a layer with the given `key_cache`.
+
+    Raises:
+        TypeError: the plan is of another type.
+        ValueError: the plan is for several kinds of K/V heads, and lacks the kind of `key_cache`.
+    """
     if isinstance(plan, ItemsOfKinds):
         n_kv_heads, head_dim = key_cache.shape[2:]
-        return plan.of_kind[n_kv_heads, head_dim]
+        items = plan.of_kind.get((n_kv_heads, head_dim))
+        if items is None:
+            kinds = ", ".join(f"{number} of size {size}" for number, size in plan.of_kind)
+            raise ValueError(
+                f"a layer has {n_kv_heads} K/V heads of size {head_dim}, the plan is for {kinds}"
+            )
+        return items
     if not isinstance(plan, AttentionItems):
         raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
     return plan

@@ -1,4 +1,5 @@
-"""The part of a Gated DeltaNet layer between its projections, on a GPU.
+"""The recurrent part of a Gated DeltaNet layer on a GPU, without the projections before and after
+it.
 
 `kernels.pytorch.delta_net` has the formulas. A program keeps some columns of a value head's state
 in registers from the first token of a span to the last: 16 KiB for keys of 128, read and written

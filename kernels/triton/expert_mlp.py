@@ -1,8 +1,8 @@
 """The gated MLPs of a mixture of experts on a GPU; the host does not wait for the device.
 
 A choice is a pair of a token and an expert that was chosen for it. Only the device knows how many
-tokens chose each expert, but the host knows the maximum number of tiles. All tiles of an expert but
-the last one are full, so n choices among n_experts make at most
+tokens chose each expert, but the host knows the maximum number of tiles. All tiles of an expert are
+full, except the last one. So n choices among n_experts make at most
 `(n + min(n, n_experts) * (tile - 1)) / tile` tiles. Programs are launched for that many tiles, and
 programs without a tile end at once. All shapes depend only on the number of tokens, so that the
 launches can be captured in a CUDA graph. There are four launches, and a fifth for many tokens:

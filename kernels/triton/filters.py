@@ -70,7 +70,7 @@ def limit_count(
     """Applies `top_k`. Returns a bound, the number of kept logits that are equal to the bound, and
     the weight of all kept logits.
 
-    All logits above the bound are kept. At least `n_wanted` logits must reach `low`.
+    All logits above the bound are kept. At least `n_wanted` logits must be at or above `low`.
     """
     low, high = order_of(low, SHIFT), order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1

@@ -1,9 +1,14 @@
 """The division of products with quantised weights into tiles and parts of the inputs.
 
-The size of tiles depends on the number of tokens: up to 16, 32, 64, or more. If
-`python -m kernels.triton.tune --int8` has measured products of this shape on a device of this name,
-the fastest size is used, otherwise a default. The number of parts of the inputs follows from the
-tiles and the number of multiprocessors. The division depends only on shapes and is cached.
+The output of a product is divided into tiles of outputs and tokens. If there are too few tiles to
+occupy the GPU, the inputs are divided into parts as well, whose sums are added afterwards
+(split-K).
+
+The tiles depend on the number of tokens (up to 16, 32, 64, or more), on the sizes of the matrix, on
+whether the product is gated, and on the element type. If `python -m kernels.triton.tune --int8` has
+measured such a product on a device of this name, the fastest tiles are used, otherwise default
+tiles. The number of parts follows from the tiles and the device's number of multiprocessors. A
+division does not depend on the values in the matrices, and is cached.
 """
 
 from __future__ import annotations
@@ -17,8 +22,8 @@ import triton
 from kernels.triton.tuning import Device, measured
 
 MAX_DIVIDED = 512
-"""A product with more tiles than this number does not divide the inputs of a tile among
-programs."""
+"""Largest number of tiles of a product for which the inputs of a tile may be divided among
+programs. With more tiles, one program computes each tile."""
 
 MAX_TOKENS = 128
 """Largest number of tokens of a tile."""
@@ -29,7 +34,8 @@ _MIN_STEPS = 4  # minimum number of steps of a part, whose sums must be written 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The shape and the element type of a product, without its number of tokens."""
+    """A kind of product with a quantised matrix: the sizes of the matrix, whether there is a gate,
+    and the element type of tokens. The number of tokens is not included."""
 
     n_out: int  # if gated, number of outputs of each of the two matrices
     n_in: int
@@ -39,8 +45,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The tile size of a product, and the numbers of programs, warps and pipeline stages for
-    computing tiles."""
+    """The tile size of a product, and the numbers of programs, warps and pipeline stages that
+    compute the tiles."""
 
     tokens: int
     outputs: int  # if gated, number of outputs of each of the two matrices
@@ -112,19 +118,19 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns the default tiles, which are used for a product that was not measured. These need at
+    """Returns the default tiles, which are used for a product that was not measured. They need at
     most 99 KiB of shared memory."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 
 def tokens_up_to(n_tokens: int) -> int:
     """Rounds `n_tokens` up to the next power of two, at least 16 and at most MAX_TOKENS. Measured
-    tiles are stored by this number."""
+    tiles are stored under this number."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 
 def entry(product: Product, n_tokens: int) -> str:
-    """Returns the key under which the measurement of a product is stored in the file of
+    """Returns the key under which the fastest tiles of a product are stored in the file of
     measurements."""
     kind = "int8 gated" if product.is_gated else "int8"
     dtype = str(product.dtype).removeprefix("torch.")

@@ -7,9 +7,9 @@ A program computes a tile [outputs, tokens], not [tokens, outputs]. The converte
 the left factor, which a matrix unit of Hopper reads from registers, and the side of the tile that
 may be short belongs to the tokens, which are few in a decode.
 
-If there are fewer tiles than multiprocessors, the inputs of a tile are divided among programs. Each
-program writes its sums and increments a count. The program that finds the count complete adds up
-the sums in the order of the inputs, so that results do not depend on timing, and sets the count to
+If there are too few tiles to occupy the GPU, the inputs of a tile are divided among programs. Each
+program writes its sums and increments a count. The program that completes the count adds up the
+sums in the order of the inputs, so that results do not depend on timing. It then sets the count to
 zero for the next call. Two calls with one weight must therefore not run at the same time on two
 streams.
 """

@@ -2,7 +2,8 @@
 
 `rotary`: a program rotates some heads of one token. Both halves of a head are read together, so
 that each element is read and written once: 4 * head_dim bytes per head in bfloat16, and 3
-operations per element in float32. Only one half of the angles is read, since both halves are equal.
+operations per element in float32. Only one half of the angles is read, because both halves are
+equal.
 
 `write_kv`: one launch stores keys and values. Each element is read once, possibly from a part of a
 wider row, and written once: 8 * n_kv_heads * head_dim bytes per token in bfloat16.

@@ -1,7 +1,8 @@
 """Reads a whole row of logits: once for the largest logits, and once more to gather candidates.
 
-The lanes of a program read the logits of a row in turn. The largest logit of each lane gives a
-bound: at least the wanted number of the row's logits reach this bound, and few others do.
+The lanes of a program read the logits of a row in turn. From the largest logit of each lane a bound
+is derived: at least the wanted number of logits, and not many more, are greater than or equal to
+this bound (they *reach* it).
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ steps:
 
     find       reads the row once: the largest logit of each lane of the program, and of the row.
                A greedy row is finished with this step (`row_scan.find_largest`).
-    gather     reads the row again if it has a limit, and writes the logits that reach a bound. With
-               `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of the `top_k`
-               largest logits reach it, and few others. With `top_p` alone the bound is the median
-               of the maxima, which a few thousand logits reach. If the gathered logits suffice, the
-               next steps read no others (`row_scan.gather`).
+    gather     reads the row again if it has `top_k` or `top_p`, and writes the logits that reach a
+               bound. With `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of
+               the `top_k` largest logits reach it, and few others. With `top_p` alone the bound is
+               the median of the maxima, which a few thousand logits reach. If the gathered logits
+               suffice, the next steps read no others (`row_scan.gather`).
     filter     finds the exact threshold of `top_k` or `top_p` by bisection (`filters`).
     invert     sums the weights of all blocks, then reads the block that contains the target.
 
@@ -123,8 +123,8 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns the sampled index of a row. `low` must be so low that the limits drop all logits
-    below it."""
+    """Returns the sampled index of a row. `low` must be so low that `top_k` and `top_p` drop all
+    logits below it."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = limit_count(
@@ -264,7 +264,7 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 def _without_banned(logits: Tensor, columns: SamplingColumns) -> Tensor:
     """Returns a float32 copy of `logits` in which the logits of banned tokens are BANNED.
 
-    NaNs and infinities stay unchanged, since they mark a row that cannot be sampled.
+    NaNs and infinities stay unchanged, because they mark a row that cannot be sampled.
     """
     logits = logits.float()
     places = columns.banned_rows, columns.banned_ids

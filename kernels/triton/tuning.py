@@ -61,8 +61,8 @@ _ABSENT = Device("none", capability=90, n_multiprocessors=132)
 @cache
 def device_of(device: torch.device) -> Device:
     """Returns the properties of the GPU on which kernels for tensors on `device` run. If `device`
-    is no GPU, kernels are interpreted, or compiled for another machine; then returns the properties
-    of an assumed GPU."""
+    is not a GPU, kernels are interpreted or compiled for another machine, and the properties of an
+    assumed GPU are returned."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -115,7 +115,8 @@ def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
-    """Returns the key under which a measurement is stored in the file of measurements."""
+    """Returns the key under which the fastest tiles for attention are stored in the file of
+    measurements."""
     return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
 
 

@@ -28,7 +28,8 @@ MULTIPLE = 8
 output has only one group."""
 
 LONGEST = 128
-"""Number of inputs of the groups into which longer groups are split for the native library."""
+"""For the native library, longer groups are split into groups of this number of inputs, where that
+is possible."""
 
 HALF_STEP = 2.0**-11
 """Largest relative error of rounding a number to float16."""
@@ -85,7 +86,8 @@ class GroupedMatrix:
         return table.index_select(0, self.numbers.flatten().int()).view(self.numbers.shape)
 
     def to(self, device: torch.device) -> GroupedMatrix:
-        """Returns a copy of the matrix on `device`."""
+        """Returns the matrix on `device`. Its tensors are copied only if they are on another
+        device."""
         offsets = None if self.offsets is None else self.offsets.to(device)
         return replace(
             self,

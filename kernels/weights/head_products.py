@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class HeadProducts(Protocol):
-    """For each head a matrix [n_out, n_in], by which the head's vectors are multiplied."""
+    """A matrix [n_out, n_in] for each head, which multiplies the head's vectors."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -73,9 +73,10 @@ def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
 
 
 def _four_bit_scales(groups: Tensor) -> Tensor:
-    """Returns the scales [n_rows, n_groups] with the smallest squared errors for `groups` [n_rows,
-    n_groups, size]. A scale may be negative. If a group contains a number that is not finite, its
-    scale is not finite, so that its results are not finite either."""
+    """Returns scales [n_rows, n_groups] for `groups` [n_rows, n_groups, size]: for each group the
+    one with the smallest sum of squared errors, of those that are tried. A scale may be negative.
+    If a group contains a number that is not finite, its scale is not finite, so that its results
+    are not finite either."""
     places = groups.abs().argmax(2, keepdim=True)
     largest = groups.gather(2, places).squeeze(2)  # NaN counts as the largest
     best, best_gain = torch.zeros_like(largest), torch.zeros_like(largest)

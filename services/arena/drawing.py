@@ -38,7 +38,7 @@ ROW_HEIGHT = 0.26
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Draws the results and writes the figure as a PNG file."""
+    """Draws the results as a picture, and writes the picture as a PNG file."""
     traces = [list(found) for _, found in groupby(results, key=lambda one: one.trace)]
     n_bars = max(len(found) for found in traces)
     figure = Figure(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def described(error: BaseException) -> str:
     """Returns the kind and the text of an error, and the line of code that raised it: `KeyError: 7
-    (my_policy.py, line 30)`. For a syntax error no line is added, since its text has the line
+    (my_policy.py, line 30)`. For a syntax error no line is added, because its text has the line
     already."""
     kind = type(error).__name__
     text = f"{kind}: {error}" if str(error) else kind

@@ -63,8 +63,8 @@ class SleepingLauncher(ArenaLauncher):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The settings of the system that really runs the entrants, except for their policies and
-    orders."""
+    """The settings of the real system on which the entrants run. The policy and the order come from
+    each entrant."""
 
     model: Path
     """Directory of the checkpoint. If ranks sleep, only its tokenizer and its sizes are read."""
@@ -152,8 +152,8 @@ class RealRun:
 async def calibrated(
     system: System, shape: ModelShape, *, max_batch_size: int, limit_s: float
 ) -> tuple[Calibration, Memory]:
-    """Runs a load of `limit_s` seconds on a system. Returns the costs of iterations that were
-    measured, and the size of the K/V memory.
+    """Runs a load of `limit_s` seconds on a system. Returns the measured costs of iterations, and
+    the size of the K/V memory.
 
     Raises:
         SystemFailed: a request failed, or no iterations were reported.

@@ -8,11 +8,11 @@ policy itself are computed from the recorded times.
 
 In a run in virtual time, each output has its recorded length. A recording has no tokens. In their
 place it has numbers that are equal if the tokens are equal, so a prefix cache finds equal prompts.
-If a prompt repeats an earlier answer, the cache finds only the part before that answer, since a
+If a prompt repeats an earlier answer, the cache finds only the part before that answer, because a
 simulation has no output tokens. A recording that was saved from the frontend's page has no prompts,
 and is run without a prefix cache.
 
-Requests for embeddings or scores are left out, since a simulated request always generates tokens.
+Requests for embeddings or scores are left out, because a simulated request always generates tokens.
 The iterations that computed their prompts are still used to fit the model of times.
 """
 

@@ -66,7 +66,7 @@ class Setup:
         )
 
     def policy(self, entrant: Entrant, predictor: LengthPredictor | None) -> Policy:
-        """Returns a new object of an entrant's policy. Its selections are not checked.
+        """Returns a new policy object for an entrant. Its selections are not checked.
 
         Raises:
             ValueError: the policy cannot have the options of this setup.

@@ -30,7 +30,7 @@ from services.common.pooling import PoolingSetting
 from services.common.tokenizer_files.find import tokenizer_file
 from services.frontend.generation.model_profile import ModelProfile
 from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.template_files import template_source
+from services.frontend.text.template_files import DEFAULT, TemplateFiles
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
@@ -63,8 +63,8 @@ checkpoint's files. Returns None for any other matrix."""
 
 
 class _Counted(WantedTensors):
-    """The tensors that a rank needs. Also has lists of the matrices that are made of these tensors,
-    since matrices may be quantised and their bytes are counted in another way."""
+    """The tensors that a rank needs. Also lists the matrices that are made of these tensors,
+    because matrices may be quantised, and their bytes are then counted in another way."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
@@ -323,10 +323,11 @@ def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     template = ChatTemplate.from_model(path)
     written = ModelProfile(chat_template=template).message_format(tokenizer)
     has_tools = template is None or template.takes_tool_results
+    source = None if template is None else TemplateFiles.of_model(path).places[DEFAULT]
     return {
         "tokenizer": tokenizer_file(path).name,
         "has_chat_template": template is not None,
-        "chat_template_source": None if template is None else template_source(path),
+        "chat_template_source": source,
         "tools": written.tools if has_tools else "none: the chat template takes no tools' results",
         "thinks": written.thinks,
     }

@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 FLUSH_S = 3.0
 """Timeout in seconds for sending the last spans of a process, unless the process has less time."""
 
+STOP_SHARE = 0.1
+"""Fraction of the timeout for sending the last spans that is kept for stopping the exporter, after
+sending has been given up. A request over HTTP does not stop; it ends with the process."""
+
 MAX_LINKS = 1024
 """Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another number. It
 suffices for a batch, or for the recorded iterations of a long answer."""
@@ -65,19 +69,20 @@ class Tracing:
         return self._provider is not None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Sends the remaining spans. After `limit_s` seconds, by default `FLUSH_S`, gives up and
-        drops the spans that were not sent. Must not be called on the event loop."""
+        """Sends the remaining spans, and returns within `limit_s` seconds, by default `FLUSH_S`.
+        Shortly before this time is over, drops the spans that have not been sent. Must not be
+        called on the event loop."""
         limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         ending.start()
-        ending.join(limit_s)
+        ending.join((1 - STOP_SHARE) * limit_s)
         if ending.is_alive():
             log.warning("the collector does not take the last spans; they are lost")
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
             self._exporter.shutdown()
-            ending.join(limit_s)
+            ending.join(STOP_SHARE * limit_s)
 
 
 OFF = Tracing(None, None)

@@ -56,7 +56,7 @@ class DrawnIteration:
     sent: float
     round_trip_s: float
     request: int
-    """Id of the request with the most tokens in the iteration; 0 if there is none."""
+    """Number of the request with the most tokens in the iteration; 0 if there is none."""
     kind: str
     """Kind of work on the request `request`: `p` (prefill), `d` (decode) or `r` (recomputation)."""
     computing: tuple[tuple[float, float], ...]

@@ -1,7 +1,7 @@
 """Renders the state of a pipeline at a given time as the lines of a screen, without side effects.
 
 Each request has a colour; prefill, decode and recomputation have different glyphs. Without colours,
-the first cell of each iteration shows the last digit of the request's id.
+the first cell of each iteration shows the last digit of the request's number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ def summary(state: ConsoleState) -> str:
 
 
 def colour_of(number: int) -> str:
-    """Returns the terminal style in which the request with the id `number` is drawn."""
+    """Returns the terminal style in which the request with the number `number` is drawn."""
     return f"color({PALETTE[number % len(PALETTE)]})"
 
 

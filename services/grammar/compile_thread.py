@@ -3,7 +3,7 @@
 llguidance releases the interpreter lock while it compiles, so other threads run meanwhile. An
 iteration lasts until the slowest of the threads that compute it has ended, and each of these
 threads may be bound to a CPU. So a compilation that is not urgent runs on any CPU of the worker,
-with a lower priority. A compilation that takes too long does not delay other compilations, since
+with a lower priority. A compilation that takes too long does not delay other compilations, because
 each has its own thread.
 """
 

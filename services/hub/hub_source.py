@@ -1,4 +1,4 @@
-"""The Hugging Face Hub as a source."""
+"""The Hugging Face Hub as a source of checkpoints."""
 
 from dataclasses import dataclass
 from pathlib import Path

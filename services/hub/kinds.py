@@ -1,4 +1,4 @@
-"""Lists the kinds of sources, and finds the source that a text names."""
+"""Lists the kinds of sources of checkpoints, and finds the source that a text names."""
 
 from services.hub.s3_source import S3Source
 from services.hub.source import Source
@@ -7,8 +7,8 @@ FORMS = "org/name or org/name@revision on the hub, or s3://bucket/prefix"
 
 
 def source_in(text: str) -> Source | None:
-    """Returns the source that a text names. Returns None if the text does not have the form of any
-    kind of source.
+    """Returns the source of a checkpoint that a text names. Returns None if the text does not have
+    the form of any kind of source.
 
     Raises:
         ValueError: the text has the form of a kind but is invalid. The message says why.

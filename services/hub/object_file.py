@@ -1,9 +1,9 @@
 """Fetches one object of a bucket into a file, several pieces at a time, and resumes an earlier
 fetch.
 
-    KEY               the content, complete and checked
-    KEY.part          the incomplete content, with each fetched piece at its place
-    KEY.pieces-N      records of the fetched pieces, which have N bytes each
+    DIGEST            the content, complete and checked
+    DIGEST.part       the incomplete content, with each fetched piece at its place
+    DIGEST.pieces-N   records of the fetched pieces, which have N bytes each
 
 A piece is recorded only when its bytes are on the disk. So the records are correct even if the
 process or the machine stops at any time.
@@ -54,7 +54,7 @@ class ObjectFile:
         return self.path.with_suffix(f".pieces-{PIECE_BYTES}")
 
     def missing(self) -> list[int]:
-        """Returns the offsets, in bytes, at which the pieces begin that have not been fetched."""
+        """Returns the offsets, in bytes, of the pieces that have not been fetched."""
         if self.path.exists():
             return []
         there = set[int]()

@@ -1,4 +1,5 @@
-"""S3-compatible storage as a source: `s3://bucket/prefix`, or `s3://bucket/key.gguf` for one file.
+"""S3-compatible storage as a source of checkpoints: `s3://bucket/prefix`, or
+`s3://bucket/key.gguf` for one file.
 
     s3--BUCKET--DIGEST/objects/     contents, each under a digest of its key, size and ETag
     s3--BUCKET--DIGEST/states/…/    one state of the prefix, as links to contents

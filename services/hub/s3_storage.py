@@ -1,4 +1,4 @@
-"""A bucket of S3-compatible storage: its objects, ranges of their bytes, and explanations of
+"""Lists the objects in a bucket of S3-compatible storage, reads ranges of their bytes, and explains
 errors.
 
 The endpoint, the region and the credentials are read from the variables that AWS's programs use.
@@ -56,8 +56,8 @@ _CERTIFICATE_ERRORS = (
     ("NotValidYet", "it is not valid yet"),
     ("NotValidForName", "it is for another name"),
 )
-"""Explanations of the library's reasons for refusing a certificate, by a part of the reason's
-name."""
+"""For each reason for which the library refuses a certificate: a part of the reason's name, and an
+explanation for people."""
 _ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
 _KEY = "AWS_ACCESS_KEY_ID"
 _FILE = "AWS_SHARED_CREDENTIALS_FILE"

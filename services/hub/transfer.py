@@ -29,7 +29,7 @@ class _Stopped(Exception):
 
 
 def check_space(source: str, directory: Path, n_bytes: int) -> None:
-    """Creates a directory. Raises SourceError if the disk of the directory has less than `n_bytes`
+    """Creates a directory, unless it exists. Raises SourceError if its disk has less than `n_bytes`
     bytes free. `source` is the name of the source in the message."""
     directory.mkdir(parents=True, exist_ok=True)
     n_free = shutil.disk_usage(directory).free

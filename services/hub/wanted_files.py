@@ -1,4 +1,4 @@
-"""The files of a repository that serving needs: weights, and the files beside them.
+"""The files of a repository that serving needs: weights, configuration and tokenizer.
 
 Repositories hold the weights in several formats. Safetensors files are fetched. Files of
 `torch.save` are fetched only if there are no safetensors files. Files in folders are not fetched,

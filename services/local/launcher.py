@@ -56,7 +56,7 @@ class LocalAddresses:
 
 
 class Launcher:
-    """The processes of a local system: workers and a scheduler for each model, and one or more
+    """Runs the processes of a local system: workers and a scheduler for each model, and one or more
     frontends. At the end of the `async with` block, all processes have ended."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
@@ -138,7 +138,7 @@ class Launcher:
         self, schedulers: Sequence[str], first: Child
     ) -> list[Child]:
         """Starts all frontends after the first one, and returns them. A frontend that cannot be
-        started is left out, since the system serves without it."""
+        started is left out, because the system serves without it."""
         found = []
         for number in range(2, self._settings.n_frontends + 1):
             try:
@@ -152,7 +152,7 @@ class Launcher:
     ) -> dict[int, Child]:
         """Starts the spare workers, and returns them keyed by index. `ports` has the socket that
         reserves the port of each spare, keyed by index. A spare that cannot be started is left out,
-        since the system serves without it."""
+        because the system serves without it."""
         spares = {}
         for index, port in ports.items():
             address = self._address_at(port)
@@ -338,9 +338,9 @@ class Launcher:
 
 
 async def _until_known(*addresses: Coroutine[Any, Any, object]) -> None:
-    """Waits until each of `addresses` is done, but at most `ADDRESS_LIMIT_S` seconds. Each one
-    waits for the address of a service. A service that has died reports no address, and is
-    ignored."""
+    """Waits until all services have reported their addresses, but at most `ADDRESS_LIMIT_S`
+    seconds. Each of `addresses` waits for the address of one service. A service that has died
+    reports no address, and is ignored."""
     waiting = [asyncio.create_task(address) for address in addresses]
     await asyncio.wait(waiting, timeout=ADDRESS_LIMIT_S)
     for task in waiting:

@@ -66,7 +66,7 @@ def _made(memory: Path) -> tuple[Path, int]:
 
 def _remove_if_abandoned(path: Path) -> None:
     """Removes a directory of this user if no process has locked it. Does not remove a directory
-    with other files than files of keys and values, since the user may have made it."""
+    with other files than files of keys and values, because the user may have made it."""
     with suppress(OSError):  # of another user, or just removed
         if path.lstat().st_uid == os.geteuid() and (fd := _locked(path)) is not None:
             if all(file.suffix == _SUFFIX for file in path.iterdir()):

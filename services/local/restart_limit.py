@@ -1,4 +1,4 @@
-"""How often a service that does not become ready is started again, and after which pauses."""
+"""Decides how often a service that does not become ready is restarted, and after which pauses."""
 
 MAX_RESTARTS = 5
 """Largest number of restarts in a row of a service that does not become ready. After that it is not

@@ -56,9 +56,11 @@ class LocalSettings(ServiceSettings):
     """Largest number of adapters that each rank holds in addition to the adapters of `adapters`."""
 
     pooling: ByModel[PoolingSetting] = ()
-    """How a model that also generates text makes embeddings: `last`, `mean` or `cls`; or `yes-no`,
-    for scores as of Qwen3-Reranker. When empty, the checkpoint's files decide. `NAME=KIND` is for
-    one of several models."""
+    """How a model that generates text also makes vectors of texts. For the embeddings of
+    `/v1/embeddings`, `last` takes the hidden state of the last token, `mean` takes the mean over
+    all tokens, and `cls` takes the hidden state of the first token. `yes-no` makes scores of pairs
+    of texts from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker. When empty, the
+    checkpoint's own files decide. `NAME=KIND` sets it for one of several models."""
 
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the
@@ -245,7 +247,7 @@ class LocalSettings(ServiceSettings):
     @property
     def has_fixed_stages(self) -> bool:
         """Whether each worker gets its stage as a setting. With several pipelines or spare workers,
-        the scheduler assigns the stages, since a worker may have to take the stage of a lost
+        the scheduler assigns the stages, because a worker may have to take the stage of a lost
         worker."""
         return self.pipelines == 1 and not self.has_spares
 

@@ -83,8 +83,8 @@ class Spare:
 
     async def _offer(self, spare: Child) -> bool:
         """Makes a started spare available to `take`: waits until the spare is ready to take over,
-        and then until `take` has let it serve or it has ended. A spare that does not serve is
-        stopped at the end. Returns False if the spare ended before it was ready, or was not ready
+        and then until `take` has let the spare serve or the spare has ended. Stops a spare that
+        does not serve. Returns False if the spare ended before it was ready, or was not ready
         within `START_LIMIT_S`."""
         try:
             async with asyncio.timeout(START_LIMIT_S):

@@ -1,9 +1,9 @@
 """Keeps a service running: starts a new child process when the present one dies or hangs.
 
-The new child gets the same addresses as the earlier one, since the other services use them. A child
-that was ready is replaced at once, or after a pause if a spare worker takes over its stage. If
-children end several times in a row before they are ready, something is wrong with the service: the
-pauses before the next starts become longer, and at last it is not started any more.
+The new child gets the same addresses as the earlier one, because the other services use them. A
+child that was ready is replaced at once, or after a pause if a spare worker takes over its stage.
+If children end several times in a row before they are ready, something is wrong with the service:
+the pauses before the next starts become longer, and at last it is not started any more.
 
 A spare of a service is a process that has started up and waits. It takes over when the child ends,
 so that clients do not wait for a process to start.

@@ -1,4 +1,4 @@
-"""The file with the keys that sign receipts, which is read again when it changes."""
+"""Reads the file with the keys that sign receipts, and reads it again when it changes."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MAX_FILE_BYTES = 2**16
 
 
 class KeyFile:
-    """The keys in a file that signs receipts. The file is read again when it changes, for example
+    """The keys that sign receipts, from a file. The file is read again when it changes, for example
     when Kubernetes updates a mounted Secret."""
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`python -m services.scheduler`: waits to be elected, leads, and gives the lead up at the end.
+"""`python -m services.scheduler`: waits to be elected, leads, and lets another scheduler lead at
+the end.
 
     bind → be elected → lead → give the lease away → serve until another has taken it
 
@@ -202,7 +203,7 @@ class SchedulerProcess:
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns the elector of this process. A container that starts again in its pod gets a new
-        identity, since its state is lost. Processes of the pod's earlier containers count as
+        identity, because its state is lost. Processes of the pod's earlier containers count as
         ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
@@ -361,7 +362,7 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
 
 async def _hold(elector: LeaderElector) -> None:
     """Renews the lease until cancelled. When this process has given the lease away, only waits,
-    since the process still serves until another scheduler leads."""
+    because the process still serves until another scheduler leads."""
     await elector.hold()
     await asyncio.Event().wait()
 

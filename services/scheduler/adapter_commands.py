@@ -24,8 +24,8 @@ from services.scheduler.core.admission.adapter_gate import SharedAdapters, Wante
 log = logging.getLogger(__name__)
 
 COMMAND_LIMIT_S = 90.0
-"""Seconds after which a load that no pipeline has carried out is given up. It is longer than the
-time that the ranks of one pipeline have for a load."""
+"""A load is given up if no pipeline has carried it out within this many seconds. The ranks of one
+pipeline have less time than this for a load."""
 
 MAX_COMMANDS = 32
 """Largest number of loads that clients wait for at a time."""
@@ -49,13 +49,13 @@ class Answer:
 
 
 OnAnswer = Callable[[Answer], None]
-"""A function that is called with the end of a command."""
+"""A function that is called with the answer to a command, when the command has ended."""
 
 _DONE = Answer(AdapterOutcome.ADAPTER_OUTCOME_DONE)
 
 
 class AdapterCommands:
-    """The adapters that were loaded by commands, and the commands in progress."""
+    """Carries out commands, and keeps the list of the adapters that were loaded by commands."""
 
     def __init__(
         self, *, on_change: Callable[[list[AdapterEntry]], None], limit_s: float = COMMAND_LIMIT_S

@@ -1,5 +1,5 @@
-"""Makes the autoscaler of a leader, and reports the wanted number of pipelines to metrics and
-frontends."""
+"""Makes the autoscaler of a leader. The autoscaler reports the wanted number of pipelines to
+metrics, and reports to frontends whether the model is asleep."""
 
 from collections.abc import Callable
 

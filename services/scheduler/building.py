@@ -24,8 +24,8 @@ from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
 BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
-"""A function that makes the scheduling core for a pipeline and for a pool, which may have requests
-of earlier pipelines."""
+"""A function that makes the scheduling core of a pipeline from settings, the pipeline and its pool.
+The pool may have requests of earlier pipelines."""
 
 
 def build_scheduler(
@@ -111,7 +111,7 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
     """Returns the drafter, or None if no tokens are drafted.
 
     No tokens are drafted if the settings ask for none, or if the model keeps a state of each
-    request, since a refused draft cannot be removed from a state. No tokens are drafted either if
+    request, because a refused draft cannot be removed from a state. No tokens are drafted either if
     stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
     not make an iteration faster.
     """
@@ -161,7 +161,7 @@ def _max_whole_prompt(pipeline: Pipeline, policy: Policy) -> Sequence[int]:
 
 
 def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
-    """Returns the description of the pipeline for frontends."""
+    """Returns the description of a pipeline that frontends get."""
     first = pipeline.first
     return scheduler_pb2.PipelineDescription(
         model=first.model,

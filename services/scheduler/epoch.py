@@ -1,4 +1,4 @@
-"""An epoch: the parts that serve one pipeline from its formation to its end."""
+"""The objects that serve one pipeline from its formation to its end."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ from services.scheduler.serving_loop import ServingLoop
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The parts that serve one epoch."""
+    """Holds the objects that serve a pipeline during one epoch: its workers, its scheduling core,
+    its engine master, its serving loop, and others."""
 
     pipeline: Pipeline
     scheduler: Scheduler

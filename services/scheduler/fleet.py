@@ -11,7 +11,7 @@ from services.scheduler.serving_loop import ServingLoop
 
 
 class Fleet:
-    """The serving loops of all pipelines, and the pool whose requests they serve."""
+    """Holds the serving loops of all pipelines, and passes each request to the right loop."""
 
     def __init__(self, pool: RequestPool) -> None:
         self._pools = [pool]  # the pool as each pipeline sees it, by the pipeline's number

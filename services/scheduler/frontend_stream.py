@@ -24,8 +24,8 @@ from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
-"""Number of bytes counted for an update without its log-probabilities: 155 bytes in the message,
-and a copy while the message is sent."""
+"""Number of bytes that are counted for an update without its log-probabilities: 155 bytes in the
+message, and a copy while the message is sent."""
 
 COLUMN_BYTES = 32
 """Number of bytes counted for a token in the columns of a message: 12 bytes, and copies while the
@@ -35,7 +35,7 @@ watchdog allows before the scheduler cuts it off."""
 ACCEPTANCE_S = 0.05
 """Largest number of seconds for which the acceptance of a request waits, so that the acceptance
 leaves in one message with the tokens of an iteration. A separate message would cost as much as some
-thirty tokens. The wait delays no token of the request, since it has no tokens before an iteration
+thirty tokens. The wait delays no token, because the request has no tokens before an iteration
 returns."""
 
 MAX_LOGPROB_BYTES = 2**20
@@ -52,7 +52,7 @@ _REASONS = {
 
 
 class FrontendStream:
-    """A connected frontend: its requests, and the message that waits to be sent to it."""
+    """Keeps the requests of a connected frontend, and the messages that wait to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
         """`n_free` returns the number of free places in the pool, or None while no requests are
@@ -84,8 +84,8 @@ class FrontendStream:
         return self._is_ending and not self._has_mail.is_set()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns the next message. Must be called only when the previous
-        message has been sent."""
+        """Waits until there is something to send, and returns the next message. Call it only when
+        the previous message has been sent."""
         self._n_unsent_bytes -= self._n_leaving_bytes
         self._n_leaving_bytes = 0
         await self._has_mail.wait()
@@ -102,8 +102,9 @@ class FrontendStream:
         return message
 
     def check_unsent(self) -> None:
-        """Sets `is_overfull` if more than `FRONTEND_BYTES` wait to be sent. Called before the
-        updates of an iteration are added: the updates of a single iteration are never too many."""
+        """Sets `is_overfull` if more than `FRONTEND_BYTES` wait to be sent. Call it before the
+        updates of an iteration are added, not after: the updates of a single iteration never count
+        as too many."""
         if self._n_unsent_bytes > FRONTEND_BYTES:
             self.is_overfull.set()
 
@@ -114,7 +115,8 @@ class FrontendStream:
             self._has_mail.set()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Sends the frontend the description of the pipeline. Requests may come from now on."""
+        """Sends the frontend the description of the pipeline, so that it submits requests from now
+        on."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.ClearField("sleep")
         self._outbox.is_closed = False
@@ -123,7 +125,7 @@ class FrontendStream:
 
     def close(self) -> None:
         """Reports to the frontend that no more requests are accepted, in a message of its own after
-        all earlier news."""
+        all earlier messages."""
         if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
@@ -136,7 +138,7 @@ class FrontendStream:
         self._note_update(text)
 
     def note_sleep(self, sleep: scheduler_pb2.Sleep) -> None:
-        """Sends the frontend the state of the model, which is asleep or starting."""
+        """Sends the frontend the state of the model: asleep or starting."""
         self._outbox.sleep.CopyFrom(sleep)
         self._note_update()
 
@@ -148,7 +150,7 @@ class FrontendStream:
         self._has_mail.set()
 
     def answer(self, command_id: str, answer: Answer) -> None:
-        """Sends the frontend the end of a command about adapters."""
+        """Sends the frontend the answer to a command about adapters."""
         self._outbox.adapter_answers.add(
             command_id=command_id,
             outcome=answer.outcome,

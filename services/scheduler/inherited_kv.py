@@ -49,10 +49,10 @@ class InheritedKV:
         kept_blocks: worker_pb2.KeptBlocks,
         kv_manager: KVManager,
     ) -> tuple[int, int] | None:
-        """Gives a pipeline that begins an epoch its prefix cache. If the pipeline's workers have
+        """Fills the prefix cache of a pipeline that begins an epoch. If the pipeline's workers have
         keys and values of an earlier leader, restores that leader's cache, and returns the epoch
-        and the iteration up to which all is complete. Otherwise the cache is empty, and the result
-        is None."""
+        and the iteration up to which the keys and values are complete. Otherwise leaves the cache
+        empty, and returns None."""
         is_first = not self._known
         complete = complete_until(stored_kv, kept_blocks)
         if complete is not None and (is_first or kept_blocks.secret == self._secret):
@@ -82,8 +82,8 @@ def complete_until(
 
 
 def _is_well_formed(kept_blocks: worker_pb2.KeptBlocks) -> bool:
-    """Returns whether a cache can restore a list of blocks. Returns False for an empty message,
-    which has no secret."""
+    """Returns whether a list of blocks can be restored into a prefix cache. Returns False for an
+    empty message, which has no secret."""
     block_ids, keys = kept_blocks.block_id, kept_blocks.key
     sizes = {len(block_ids), len(set(block_ids)), len(keys), len(set(keys))}
     return len(kept_blocks.secret) == SECRET_BYTES and sizes == {len(kept_blocks.iteration)}

@@ -19,32 +19,32 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.joining import StoredKV
 
 MAX_ENTRIES = MAX_BLOCKS
-"""Largest number of entries of all remembered prefix caches together, since each entry takes memory
-of the scheduler. The pipeline that ended last is always remembered."""
+"""Largest number of entries of all remembered prefix caches together. Each entry takes memory of
+the scheduler. The pipeline that ended last is always remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """The keys and values that a pipeline has written to the memories of its ranks, in one epoch or
-    in several epochs of which each continued with the blocks of the one before."""
+    in several epochs, each of which went on with the blocks of the epoch before."""
 
     memories: Sequence[bytes]
     """Names of the memories of all ranks, stage by stage. Empty if a memory has no name."""
     complete: tuple[int, int]
-    """Number of the last of these epochs in which an iteration has returned, and number of the last
-    iteration that returned in it; 0 if none has returned."""
+    """Number of the last epoch in which an iteration has returned, and number of the last iteration
+    that returned in it; 0 if none has returned."""
     last_epoch: int
     """Number of the last epoch in which the pipeline wrote to the memories."""
 
     def are_in(self, stored_kv: StoredKV) -> bool:
-        """Returns whether all that has returned is complete in the memories of the ranks, and no
-        other epoch has written to them.
+        """Returns whether the memories of the ranks have all keys and values of the iterations that
+        have returned, and no other epoch has written to these memories.
 
         A rank that was killed may not have recorded the last iteration that has returned. Its keys
         and values are complete nevertheless: the ranks of a stage add their results after each
         layer, so no rank can finish an iteration before all ranks have stored its keys and values.
-        Only the last one can be missing in the record, since a rank records an iteration before it
-        begins the next.
+        Only the last iteration can be missing in the record, because a rank records an iteration
+        before it begins the next.
         """
         epoch, iteration = self.complete
         return self.memories == names_of(stored_kv) and all(
@@ -56,7 +56,8 @@ class Written:
 
 
 class KeptKV:
-    """The scheduling cores of ended pipelines, and what their pipelines have written."""
+    """Remembers the scheduling cores of ended pipelines, each with a record of the keys and values
+    that its pipeline has written."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[Written, Scheduler]] = []  # the latest comes last
@@ -74,9 +75,10 @@ class KeptKV:
     def begin(
         self, epoch: int, stored_kv: StoredKV, scheduler: Scheduler
     ) -> tuple[Written, Scheduler | None]:
-        """Begins an epoch with a new scheduling core. Returns what has been written so far, and the
-        core of an ended pipeline with which the new core may go on, or None. The core of each
-        ended pipeline to whose memories the epoch will write is forgotten."""
+        """Begins an epoch with a new scheduling core. Returns the record of the keys and values
+        that the epoch goes on with, and the core of the ended pipeline that wrote them. Without
+        such a pipeline, returns a record in which no iteration has returned, and None. Forgets the
+        cores of all ended pipelines to whose memories the epoch will write."""
         found = [(written, ended) for written, ended in self._ended if written.are_in(stored_kv)]
         memories = names_of(stored_kv)
         self._forget([stored.memory for stage in stored_kv for stored in stage])

@@ -20,8 +20,8 @@ _STATES: dict[SleepState, str] = {
 
 
 class KnownModel:
-    """The pipeline that serves or served last, and the state of the model while no pipeline
-    serves."""
+    """Keeps the description of the pipeline that serves or served last, and the state of the model
+    while no pipeline serves."""
 
     def __init__(self) -> None:
         self.pipeline = scheduler_pb2.PipelineDescription()

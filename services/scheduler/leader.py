@@ -56,7 +56,7 @@ from services.scheduler.watching.watching import Watching
 log = logging.getLogger(__name__)
 
 HandOver = Callable[[], Awaitable[None]]
-"""A function that lets another scheduler lead from now on."""
+"""A function that gives the lead to another scheduler."""
 
 
 class Leader:
@@ -215,8 +215,8 @@ class Leader:
             former.note_left(epoch.pipeline)
 
     async def _release(self, pipeline: Pipeline) -> None:
-        """Ends a pipeline that drains, since the next pipeline takes over some of its members.
-        Waits until the pipeline has ended. The wait is limited, since a pipeline that does not
+        """Ends a pipeline that drains, because the next pipeline takes over some of its members.
+        Waits until the pipeline has ended. The wait is limited, because a pipeline that does not
         return its batches is lost after a time limit. A pipeline that has not opened ends at
         once."""
         for task, epoch in list(self._serving.items()):
@@ -242,15 +242,15 @@ class Leader:
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
 
     def _may_inherit(self, pipeline: Pipeline) -> bool:
-        """Returns whether a pipeline may go on with the keys and values of an earlier leader. This
-        is not so while decisions are recorded, since a replay does not know the tokens of these
-        keys and values."""
+        """Returns whether a pipeline may go on with the keys and values of an earlier leader.
+        Returns False while decisions are recorded, because a replay does not know the tokens of
+        these keys and values."""
         return self._inherited.is_wanted(pipeline) and not self._watching.decisions.are_wanted
 
     def _resume(self, epoch: Epoch) -> Written:
         """Lets an epoch whose stages have joined go on with the keys and values of an ended epoch,
-        or of an earlier leader, if the stages still have them. Returns what has been written to
-        their memories."""
+        or of an earlier leader, if the stages still have them. Returns a record of what has been
+        written to the memories of the stages."""
         number, answers = epoch.pipeline.epoch, epoch.engine.joined
         kv_manager, stored_kv = epoch.scheduler.kv_manager, stored_kv_of(answers)
         written, earlier = self._kept.begin(number, stored_kv, epoch.scheduler)
@@ -268,9 +268,10 @@ class Leader:
         return written
 
     def _keep(self, epoch: Epoch, written: Written) -> None:
-        """Remembers the keys and values of an epoch that has ended and is suspended. Must not be
-        called if a rank failed by itself, since the failure may have damaged the keys and values.
-        """
+        """Remembers the suspended scheduling core of a lost epoch, so that a later epoch can use
+        the keys and values that the ranks still hold. Does nothing without a prefix cache, or if a
+        rank's memory has no name. Must not be called if a rank failed by itself (by an error or a
+        signal), because the failure may have damaged the keys and values."""
         if epoch.scheduler.n_returned:
             complete = (epoch.pipeline.epoch, epoch.scheduler.n_returned)
             written = replace(written, complete=complete)
@@ -285,7 +286,7 @@ class Leader:
         self._service.suspend(moved, ended, is_open=True)
 
     def _assemble(self, pipeline: Pipeline, former: Former) -> Epoch:
-        """Creates the parts that serve an epoch. Nothing is started yet."""
+        """Creates the objects that serve an epoch, but starts none of them."""
         scheduler = self._build(self._settings, pipeline, self._fleet.pool_of(pipeline.number))
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
@@ -327,8 +328,8 @@ class Leader:
         return Epoch(pipeline, scheduler, engine, loop, observers, drain)
 
     def _open(self, epoch: Epoch) -> None:
-        """Reports to observers and frontends that requests may come, and takes over the requests in
-        the pool."""
+        """Reports to observers and frontends that the pipeline serves, and lets it admit the
+        requests that are in the pool."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
         self._fleet.open(pipeline.number, epoch.loop)
@@ -349,8 +350,8 @@ class Leader:
             )
 
     async def _drain(self, failing: "asyncio.Task[None]") -> None:
-        """Gives running requests at most `drain_s` seconds to finish. Pipelines that have not
-        formed yet end at once."""
+        """Gives running requests at most `drain_s` seconds to finish. Pipelines that do not serve
+        yet end at once."""
         joining = [
             task for task, epoch in self._serving.items() if epoch.loop not in self._fleet.loops
         ]
@@ -377,7 +378,7 @@ class Leader:
         self._service.close()
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        """Runs a task whose error ends the leader."""
+        """Starts a task, and returns it. If the task fails, the leader ends with its error."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._note_end)
         return task

@@ -1,4 +1,4 @@
-"""Turns of the event loop, of which each serving loop takes one at a time.
+"""Divides the turns of the event loop among serving loops: one loop runs in each turn.
 
 In one turn, the event loop runs all tasks that are ready, and then reads what has come meanwhile.
 If many pipelines return at once and all of them were served in one turn, submissions would be read

@@ -26,8 +26,9 @@ class NotARecording(Exception):
 
 
 def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the JSON objects of a recording after its header, each with the number of its line. A
-    last line without a line end is left out: the scheduler was killed while it wrote this line.
+    """Yields the JSON objects of a recording after its header, each with the number of its line.
+    Leaves out a last line without a line end, because the scheduler was killed while it wrote this
+    line.
 
     Raises:
         NotARecording: a line is not an event, or the first line is not a header.

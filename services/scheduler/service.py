@@ -44,7 +44,7 @@ from services.scheduler.submission import account_limits, check_submission, refu
 log = logging.getLogger(__name__)
 
 CALLERS = {"Connect": {tls.FRONTEND}}
-"""Roles that may call each method."""
+"""The roles of the processes that may call each method."""
 
 SEND_LIMIT_S = 10.0
 """Seconds within which a frontend must read a message. A frontend whose event loop hangs ends
@@ -87,9 +87,9 @@ class SchedulerService:
         self.shortfall = ""
         """Reason why there is no pipeline, as text for clients; empty while a pipeline serves."""
         self.known = KnownModel()
-        """The description of the model, which outlives pipelines."""
+        """Keeps the description of the model, also while no pipeline serves."""
         self.adapters = AdapterCommands(on_change=self._tell_adapters)
-        """The adapters that were loaded while the system runs."""
+        """Loads and unloads adapters while the system runs, and lists the loaded ones."""
         self._fleet: Fleet
 
     @property
@@ -116,7 +116,7 @@ class SchedulerService:
         return sum([frontend.n_held for frontend in self._frontends])
 
     def lead(self) -> None:
-        """Lets frontends in from now on."""
+        """Lets frontends connect from now on."""
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, fleet: Fleet) -> None:
@@ -124,8 +124,8 @@ class SchedulerService:
         `fleet`.
 
         If no other pipeline serves and the last one had a model of another name, all waiting
-        requests are cancelled. If it had another checkpoint of the same name, requests that the new
-        checkpoint cannot run are ended, since they would make the ranks fail.
+        requests are cancelled. If the last one had another checkpoint of the same name, requests
+        that the new checkpoint cannot run are ended, because they would make the ranks fail.
         """
         self._traits[pipeline.build] = dict(pipeline.traits)
         if self._is_open:
@@ -179,8 +179,8 @@ class SchedulerService:
                 frontend.note_sleep(sleep)
 
     def note_shortfall(self, text: str) -> None:
-        """Sends frontends the reason why there is no pipeline. Does nothing while a pipeline
-        serves, while the model is asleep, or if the reason has not changed."""
+        """Sends frontends `text`, the reason why there is no pipeline. Does nothing while a
+        pipeline serves, while the model is asleep, or if the reason has not changed."""
         if self._is_open or self.is_asleep or text == self.shortfall:
             return
         self.shortfall = text
@@ -218,7 +218,7 @@ class SchedulerService:
     ) -> None:
         """Reports to the frontends that the requests of a lost or late pipeline wait. `begun` are
         the requests that had begun. `ended` are updates of requests that end instead of waiting.
-        `is_open` says that other pipelines serve, which take the requests over. Without another
+        `is_open` says that other pipelines serve and take the requests over. Without another
         pipeline, submissions are refused until the next one serves, and requests that had not begun
         wait for it, too."""
         begun = list(begun)
@@ -288,8 +288,8 @@ class SchedulerService:
                 raise error
 
     def _note_first_token(self, request: Request, n_generated: int) -> None:
-        """Notes that a request has its first token since its admission. `n_generated` is the number
-        of tokens in the output, including this one."""
+        """Notes that a request has its first token after its last admission. `n_generated` is the
+        number of tokens in the output, including this one."""
         self._observer.first_token(request)
         self._connections[request].note_build(
             request,

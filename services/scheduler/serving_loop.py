@@ -32,7 +32,7 @@ from services.scheduler.pipeline.span_logprobs import logprobs_of
 
 
 class ServingLoop:
-    """The serving loop of one epoch."""
+    """Selects batches, sends them to the engine, and applies their results, in one epoch."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class ServingLoop:
         self._has_news.set()
 
     def leave(self, *, is_last: bool = False) -> None:
-        """Makes `run` return as soon as this pipeline has no requests left. `Scheduler.drain`
-        describes which requests move to other pipelines, and what `is_last` means."""
+        """Makes `run` return as soon as this pipeline runs no request and no waiting request needs
+        it. `Scheduler.drain` describes which requests move, and what `is_last` means."""
         self._scheduler.drain(is_last=is_last)
         self._has_news.set()
 

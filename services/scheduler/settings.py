@@ -17,24 +17,24 @@ from services.scheduler.core.policies.registry import PolicyName
 # `python -m benchmarks.control.scheduler_memory` measures the memory below; the constants are
 # larger than the measurements, since machines differ.
 PROCESS_BYTES = 144 * MIB
-"""Memory of a scheduler that has no requests: 77 MiB, gRPC's buffers, spans, and accounts of a
-million K/V blocks."""
+"""Memory of a scheduler that has no requests: 77 MiB for the process itself, and room for gRPC's
+buffers, spans, and accounts of a million K/V blocks."""
 
 CACHE_BYTES = 64 * MIB
 """Memory of the prefix caches of all pipelines: 60 MB when they hold as many blocks as they may
 have together."""
 
 REQUEST_BYTES = 20 * 2**10
-"""Memory of a request without its tokens: 18 KiB for a request with 256 stop tokens, less than
-1 KiB for a request with few."""
+"""Memory of a request without its tokens: 18 KiB for a request with 256 stop tokens, less than 1
+KiB for a request with few stop tokens."""
 
 TOKEN_BYTES = 5
 """Memory of a token in the pool: 4.2 bytes, and spare room at the end of an output that grows."""
 
 FRONTEND_BYTES = 4 * MIB
 """Memory for messages that a frontend has not read: tokens, other updates, log-probabilities, and
-copies of messages that are being sent. A frontend for which more waits is disconnected at the next
-update."""
+copies of messages that are being sent. A frontend is disconnected at the next update if more bytes
+than these wait for it."""
 
 
 RECORD_BYTES = 96 * MIB
@@ -47,7 +47,7 @@ class SchedulerSettings(ServerSettings):
 
     address: HostPort = "localhost:50052"
     """Address, host:port, where the scheduler listens for frontends. The default is reachable from
-    this machine only, since without TLS any process that connects may command the scheduler. With
+    this machine only, because without TLS any process that connects may command the scheduler. With
     port 0 the system chooses a free port."""
 
     stages: str = ""
@@ -60,8 +60,8 @@ class SchedulerSettings(ServerSettings):
     pipeline."""
 
     max_pipelines: int | None = Field(default=None, ge=1)
-    """Largest number of pipelines that serve at the same time. When not set, there are as many as
-    there are workers for; the remaining workers are spares."""
+    """Largest number of pipelines that serve at the same time. When not set, the workers form as
+    many pipelines as they can, and the workers that are left over are spares."""
 
     worker_deployment: str | None = None
     """Name of the Kubernetes Deployment of the workers. When set, the leading scheduler changes the
@@ -78,10 +78,10 @@ class SchedulerSettings(ServerSettings):
     workers."""
 
     queue_goal_s: float = Field(default=10.0, gt=0)
-    """Seconds within which all waiting requests should begin, with `worker_deployment`. If they
-    would wait longer, pipelines are added: as many as finish the queue in this time. Choose about
-    the time in which a worker starts; a shorter time adds pipelines for bursts that are over before
-    a pipeline has started."""
+    """Seconds within which all waiting requests should begin, with `worker_deployment`. If the last
+    of them would wait longer, pipelines are added: as many as finish the queue in this time. Choose
+    about the time in which a worker starts; a shorter time adds pipelines for bursts that are over
+    before a pipeline has started."""
 
     scale_down_after_s: float = Field(default=300.0, gt=0)
     """Seconds for which fewer pipelines must have been enough before pipelines are removed, with
@@ -102,9 +102,9 @@ class SchedulerSettings(ServerSettings):
     """Port on which the controllers of pods listen."""
 
     pod_deletion_cost: bool = False
-    """Whether the leader annotates the workers' pods, so that whole pipelines go when Kubernetes
-    reduces the number of workers. Needs the right to patch pods, and workers that are found through
-    Kubernetes."""
+    """Whether the leader annotates the workers' pods, so that Kubernetes removes the workers of
+    whole pipelines when it reduces their number. Needs the right to patch pods, and workers that
+    are found through Kubernetes."""
 
     lease_name: str | None = None
     """Name of the Kubernetes Lease by which several schedulers elect a leader; the first leader
@@ -120,7 +120,7 @@ class SchedulerSettings(ServerSettings):
     pod_ip: str = ""
     """IP address of this pod, written into the lease. Standbys connect to the address to see
     whether the leader still listens; without an address they wait until the lease expires, unless
-    the pod was gone from the start."""
+    Kubernetes says that the pod is gone when they first look."""
 
     lease_duration_s: float = Field(default=8.0, gt=0)
     """Seconds without a renewal of the lease after which a standby takes over. From a leader that
@@ -138,8 +138,8 @@ class SchedulerSettings(ServerSettings):
     policy: PolicyName = "chunked"
     """Rule by which a batch is filled. `orca` is Algorithm 1 of the paper: a whole prompt runs in
     one iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does
-    not delay requests that generate. The others are for comparisons. An installed package may offer
-    further ones; they run inside the scheduler."""
+    not delay requests that are generating tokens. The other policies are for comparisons. An
+    installed package may offer further policies; they run inside the scheduler."""
 
     order: OrderName = "fair"
     """Order in which waiting requests are admitted. `fcfs` is the order of the paper: first come,
@@ -170,18 +170,19 @@ class SchedulerSettings(ServerSettings):
     and `sarathi`. A text for an encoder runs whole, so it has at most this many tokens."""
 
     vector_share: float = Field(default=0.25, gt=0, le=MAX_SHARE)
-    """Time that prompts of requests for vectors (embeddings, scores) may add to an iteration while
-    requests that generate run or wait, divided by the time of an iteration without prompts, with
-    the policy `chunked`. A larger number makes vectors sooner, and the gaps of running streams
-    longer; with the largest, vectors are not limited. While no request generates, prompts for
-    vectors fill batches up to `max_batch_tokens`."""
+    """Limit on the time that prompts of requests for vectors (embeddings, scores) add to an
+    iteration, as a fraction of the time of an iteration without prompts. For the policy `chunked`,
+    while requests that generate tokens run or wait. With a larger number vectors come sooner, and
+    running streams have longer gaps between tokens; with the largest number vectors are not
+    limited. While no request generates tokens, prompts for vectors fill batches up to
+    `max_batch_tokens`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks
     for an earlier occurrence of the request's last tokens and takes the tokens that followed there.
     The model verifies drafts, so answers do not change. 0 turns drafts off. Of the built-in
-    policies only `chunked` has drafts. There are none on GPUs with CUDA graphs, for models that
-    keep a state of each request, and for requests with a grammar (a format of the output, a forced
+    policies only `chunked` has drafts. Nothing is drafted on GPUs with CUDA graphs, for models that
+    keep a state of each request, or for requests with a grammar (a format of the output, a forced
     call), penalties, banned words or log-probabilities."""
 
     speculative_batch_tokens: int = Field(default=8, ge=1)
@@ -190,19 +191,20 @@ class SchedulerSettings(ServerSettings):
     the number of tokens that take as long to compute as the weights take to read."""
 
     pipeline_depth: int | None = Field(default=None, ge=1)
-    """Largest number of batches in flight (the paper's `n_workers`). When not set, the number of
-    stages, but two with one stage, so that the next batch is in flight when the last one
+    """Largest number of batches in flight (the paper's `n_workers`). When not set, it is the number
+    of stages, or two if there is one stage: then another batch is in flight when a batch
     returns."""
 
     n_slots: int | None = Field(default=None, ge=1)
     """Largest number of K/V slots to use (the paper's `n_slots`), in tokens over all requests. When
-    not set, all slots that the stages have memory for."""
+    not set, all slots for which the stages have memory are used."""
 
-    admission: Literal["reserve", "optimistic"] = "reserve"
-    """Memory that an admitted request reserves. With `reserve` it is all the memory that the
-    request can ever need, as in the paper. With `optimistic` it is the memory that the request
-    needs now, and the share of `max_tokens` that other requests have used lately. Then more
-    requests run, and when memory runs out the last request is preempted and recomputed."""
+    admission: Literal["reserve", "optimistic"] = "optimistic"
+    """Memory that an admitted request reserves. With `optimistic` it is the memory that the request
+    needs now, and the share of `max_tokens` that other requests have used lately. When memory runs
+    out, the last request is preempted and recomputed. With `reserve` it is all the memory that the
+    request can ever need, as in the paper: no request is recomputed for want of memory, but far
+    fewer run if clients set `max_tokens` high or not at all."""
 
     first_token_goal_s: float | None = Field(default=None, gt=0)
     """Seconds within which a request should have its first token. A request whose first token is
@@ -237,9 +239,8 @@ class SchedulerSettings(ServerSettings):
     silence_limit_s: float = Field(default=8.0, gt=0)
     """Largest number of seconds after which a silent stage counts as lost. A stage gives two signs
     of life a second, however busy it is. While an iteration is later than expected, a silence of
-    1.5 seconds is enough; this time is longer after a stage was taken for lost too soon. A process
-    that dies is noticed at once; the limits are for stopped processes, and for a network that is
-    cut."""
+    1.5 seconds is enough, or a longer one after a stage was wrongly taken for lost. A process that
+    dies is noticed at once; the limits are for stopped processes, and for a network that is cut."""
 
     iteration_limit_s: float = Field(default=300.0, gt=0)
     """Seconds after which an iteration that does not return ends the epoch in any case. Must exceed

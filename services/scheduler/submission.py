@@ -1,4 +1,4 @@
-"""Submissions of frontends: their checks, and the requests that are made from them.
+"""Checks the submissions of frontends, and makes requests from them.
 
 Frontends have made most of these checks for their clients. They are repeated here to protect the
 ranks, which do not check the plans that they get: a rank that cannot run a request ends itself, and
@@ -52,7 +52,7 @@ def check_submission(
     adapters: Sources,
 ) -> SamplingParams:
     """Checks a submission for a pipeline and returns its sampling options, without the seed. A
-    submission without a seed gets one, since all ranks must use the same seed. `adapters` are the
+    submission without a seed gets one, because all ranks must use the same seed. `adapters` are the
     adapters that clients have loaded.
 
     Raises:
@@ -270,7 +270,8 @@ def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
 
 
 def _without_grammar(options: sampling_pb2.SamplingParams) -> bytes:
-    """Returns serialised options without the grammar, which the ranks get before the request."""
+    """Returns serialised options without the grammar, because the ranks get the grammar before the
+    request."""
     if not options.grammar:
         return options.SerializeToString()
     rest = sampling_pb2.SamplingParams()
@@ -285,8 +286,8 @@ def _speculation_of(
     """Returns a new state of speculation for a request, or None if the request must have no drafts.
 
     Drafts need tokens that are chosen by their logits and positions alone. Penalties, grammars and
-    banned words look at earlier tokens. Requests for log-probabilities have no drafts either, since
-    log-probabilities of drafts are of no use.
+    banned words look at earlier tokens. Requests for log-probabilities have no drafts either,
+    because log-probabilities of drafts are of no use.
     """
     looks_back = sampling.has_penalty or sampling.grammar or sampling.bad_words
     if looks_back or submission.HasField("n_logprobs"):

@@ -11,8 +11,8 @@ NewToken = tuple[int, int, int]
 
 
 class NewTokens:
-    """New tokens that wait to be sent: a list of the last iteration's tokens, and one packed array
-    of all earlier tokens."""
+    """Collects new tokens until they are sent, in a list of the last iteration's tokens and one
+    packed array of all earlier tokens."""
 
     def __init__(self) -> None:
         self._newest: list[NewToken] = []
@@ -23,15 +23,15 @@ class NewTokens:
 
     def next_iteration(self) -> list[NewToken]:
         """Packs the waiting tokens. Returns an empty list, to which the caller appends the tokens
-        of an iteration. The list may be appended to until the next call, also after
+        of an iteration. The caller may append to the list until the next call, also after
         `move_to`."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest
 
     def move_to(self, columns: scheduler_pb2.TokenColumns) -> None:
-        """Moves all waiting tokens to `columns`, which must be empty. Tokens of one request are
-        joined, so that a slow frontend gets one update for each request."""
+        """Moves all collected tokens to `columns`. `columns` must be empty. Tokens of one request
+        are joined, so that a slow frontend gets one update for each request."""
         self.next_iteration()
         packed, self._packed = self._packed, array("I")
         numbers, starts, token_ids = packed[0::3], packed[1::3], packed[2::3]

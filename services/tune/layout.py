@@ -24,13 +24,13 @@ class Layout:
 
 
 def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> Sequence[Layout]:
-    """Returns the layouts to try, beginning with the layouts that probably serve best. All ranks of
-    a layout have the same number of threads. Together they use all CPUs, except for the remainder
-    if the number of CPUs cannot be divided by the number of ranks.
+    """Returns at most `MAX_LAYOUTS` layouts to try, beginning with those that probably serve best.
+    All ranks of a layout have the same number of threads. Together they use all CPUs, except for
+    the remainder if the number of CPUs cannot be divided by the number of ranks.
 
-    One further layout has a single rank and leaves one CPU to the frontend and the scheduler. A
-    layout is left out if it has more stages than the model has layers, or if the number of K/V
-    heads is not divisible by the number of ranks of a stage.
+    If these are fewer than `MAX_LAYOUTS`, a last layout has a single rank and leaves one CPU to the
+    frontend and the scheduler. A layout is left out if it has more stages than the model has
+    layers, or if the number of K/V heads is not divisible by the number of ranks of a stage.
     """
     found = [Layout(1, 1, n_cpus)]
     n_ranks = 2

@@ -35,9 +35,9 @@ EQUAL = 0.005
 """Two values count as equal if they differ by at most this fraction of the larger one."""
 
 MAX_HASTE, FIRST_HASTE = 8.0, 2.0
-"""Upper bounds of the arrival rates that are searched: for all candidates, and for the first
-candidate. Both are multiples of the rate at which the first candidate serves requests that all
-arrive at once. If a candidate keeps the latency limits above the bound for the first candidate, the
+"""Upper bounds of the arrival rates that are searched, as multiples of the rate at which the first
+candidate serves requests that all arrive at once. `MAX_HASTE` is for all candidates, `FIRST_HASTE`
+for the first one. If a candidate keeps the latency limits above the bound for the first one, the
 limits are so wide that they have no effect."""
 LEAST_RATE = 1e-3
 """Lowest rate that is tried, as a fraction of the upper bound for the first candidate."""
@@ -261,7 +261,7 @@ def climb(
 ) -> Prediction:
     """Returns the best prediction among the values of one setting. `ladder` has the values in
     ascending order, and `change` makes a candidate from a value. Every second value is tried first,
-    and then the two neighbours of the best one."""
+    and then the two neighbours of the best of these values."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))
     place = next(index for index, prediction in tried.items() if prediction is best)

@@ -1,7 +1,7 @@
 """A real local system: starts the system, sends requests to it, and records its iterations.
 
 Each request asks for an exact number of tokens, which are streamed, as for most clients. The
-messages of a stream are decoded after the stream has ended, since this process shares the machine
+messages of a stream are decoded after the stream has ended, because this process shares the machine
 with the measured system.
 """
 

@@ -43,7 +43,7 @@ PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""Number of K/V slots of a block. Most slots of a request's last block may be empty."""
+"""Number of K/V slots of a block. A request may take up to a block more than it has tokens."""
 HEAD_ROOM = 1.5
 """Number of K/V slots to provide, as a multiple of the largest number that the workload's requests
 reserved at any time."""
@@ -54,14 +54,14 @@ requests."""
 SLACK_S = 60.0
 """Seconds beyond the expected time after which a system counts as hung and is stopped."""
 PART_OF_LIMIT = 0.8
-"""Fraction of a run's time limit. The part of the workload that is run should end within this time
-or, if requests arrive at a rate, should arrive within it."""
+"""Fraction of a run's time limit. Only the part of the workload is run that should end within this
+time or, if requests arrive at a rate, that should arrive within it."""
 
 Say = Callable[[str], None]
 
 
 class Tuner:
-    """One run of the tuner, from the first layout to the chosen settings."""
+    """Runs the tuner once, from the first layout to the chosen settings."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Tuner:
         """Finds the best settings.
 
         Raises:
-            SystemFailed: no layout runs, or no layout keeps the latency limits.
+            SystemFailed: the model does not run with a single rank, no settings keep the latency
+                limits, or no settings serve requests.
         """
         tried: list[Tried] = []
         not_tried: list[str] = []
@@ -145,8 +146,8 @@ class Tuner:
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
         """Measures the costs of iterations with a layout, and finds the best settings with this
-        layout. If the predicted value is far below the value of `best`, less time is spent on
-        measuring."""
+        layout. `best` is the best prediction for earlier layouts. If the first measurements predict
+        a far lower value for this layout, no further ones are made."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(

@@ -34,7 +34,8 @@ async def check(
 ) -> list[Verdict]:
     """Checks receipts with the system whose gRPC API is at `address`, host:port. Returns a verdict
     for each receipt, in order. `model` is the name of the model if the system serves several.
-    `keys` are the keys that may have signed, and without them signatures are not checked.
+    `keys` are the public keys by which signatures are checked; without them no signature is
+    checked. `prompts` has the prompts of receipts that contain only a digest of their prompt.
     `on_checked` is called after each receipt.
 
     Raises:

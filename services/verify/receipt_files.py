@@ -3,7 +3,7 @@ contain receipts.
 
 A receipt is any object whose `type` is `orcinus.receipt`, at any depth. In answers over gRPC a
 receipt is a text, which is parsed too. Lines of a saved stream of events begin with `data:`, and
-most of these lines have no receipt. Any other line without a receipt is reported, since it should
+most of these lines have no receipt. Any other line without a receipt is reported, because it should
 have one.
 """
 

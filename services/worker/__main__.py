@@ -81,8 +81,9 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker. The controller reports to the launcher through `pipe`:
-    the checkpoint, the progress of loading, and whether the worker has no stage yet."""
+    """Returns the controller of a worker. The controller reports to the launcher through `pipe`: it
+    reports the checkpoint, the progress of loading, and whether the worker still waits for a
+    stage."""
 
     def note_started() -> None:
         pipe.report({"waits_for_stage": controller.assignment.place is None})
@@ -111,8 +112,8 @@ def name_of(address: str) -> str:
 async def place_of(
     controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
 ) -> PipelinePlace | None:
-    """Waits until the worker has been assigned a stage, and returns the stage. Returns None if the
-    task `ending` ends first, because the worker must end.
+    """Waits until the worker has a stage, from the settings or by assignment, and returns the
+    stage. Returns None if the task `ending` ends first, because the worker must end.
 
     A worker without a stage for SPARE_AFTER_S seconds counts as a spare. A spare is ready, and may
     be assigned a stage later.
@@ -167,7 +168,7 @@ async def until_end(controller: Controller, stop: asyncio.Event, *, drain_s: flo
 
 
 async def leave(controller: Controller, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Waits until `stop` is set, and then until no leader has needed the worker for LINGER_S
+    """Waits until `stop` is set. Then waits until no leader has needed the worker for LINGER_S
     seconds, but at most `drain_s` seconds."""
     await stop.wait()
     log.info("told to stop: serving for %g s at most, until its pipeline can do without", drain_s)

@@ -1,8 +1,8 @@
 """The two socket pairs between a controller and one of its ranks, which carry frames.
 
 A frame has a kind and a payload. The payload is a protobuf message or UTF-8 text, as `MessageKind`
-says, and never a pickle. The rank's end blocks; the controller's end is a protocol on the event
-loop.
+says, and never a pickle. The rank's end has blocking calls; the controller's end is an asyncio
+protocol.
 
 The first pair is for work, and the rank's main thread reads it between iterations. The second pair
 is for messages that must not wait that long: heartbeats of the rank, the order to leave an epoch,
@@ -103,7 +103,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Adds received bytes."""
+        """Appends received bytes to the buffer."""
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
@@ -193,8 +193,8 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a message (frame) for sending, and never waits. The queue stays short, since only
-        a few iterations are in flight."""
+        """Queues a message (frame) for sending, and never waits. The queue stays short, because
+        only a few iterations are in flight."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:

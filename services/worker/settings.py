@@ -54,21 +54,23 @@ class SharedSettings(BaseModel):
     adapters."""
 
     allowed_adapter_sources: AdapterSources = ()
-    """Absolute directories below which adapters must lie that clients load while the system runs,
-    separated by commas or given one by one. When empty, clients can load none. All workers of a
-    model must have the same value."""
+    """Absolute directories, separated by commas or given one by one. An adapter that a client loads
+    while the system runs must lie below one of them. When empty, clients can load none. All workers
+    of a model must have the same value."""
 
     max_loaded_adapters: int = Field(default=8, ge=1, le=1024)
-    """Largest number of loaded adapters that a rank holds in memory, in addition to those of
-    `adapters`, if `allowed_adapter_sources` allows any. The least recently used one is removed to
-    make room for another. All workers of a model must have the same value."""
+    """Largest number of adapters loaded by clients that a rank holds in memory, in addition to the
+    adapters in `adapters`. Has an effect only if `allowed_adapter_sources` is set. The least
+    recently used adapter is removed to make room for another. All workers of a model must have the
+    same value."""
 
     pooling: PoolingSetting = ""
-    """How a model that generates text also makes vectors of texts. For the embeddings of
-    `/v1/embeddings`, `last` takes the hidden state of the last token, `mean` takes the mean over
-    all tokens, and `cls` takes the hidden state of the first token. `yes-no` makes scores of pairs
-    of texts from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker. When empty, the
-    checkpoint's own files decide. All workers of a model must have the same value."""
+    """How a model that generates text also makes vectors of texts (embeddings or scores). For the
+    embeddings of `/v1/embeddings`, `last` takes the hidden state of the last token, `mean` takes
+    the mean over all tokens, and `cls` takes the hidden state of the first token. `yes-no` makes
+    scores of pairs of texts from the logits of the tokens `yes` and `no`, as for Qwen3-Reranker.
+    When empty, the checkpoint's own files decide. All workers of a model must have the same
+    value."""
 
     n_stages: int = Field(default=1, ge=1)
     """Number of stages into which the model is divided. If the leader assigns the stage, the leader
@@ -82,26 +84,27 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, in tokens. When not set, it is the context of the checkpoint. For longrope
-    (Phi), it is the original context, in which short factors are used as in `transformers`. Set
-    more to serve the stretched context, with long factors for all sequences. If the K/V memory
-    holds fewer tokens, that number is served. All stages must have the same value."""
+    """Longest sequence, in tokens. When not set, it is the context length of the checkpoint. For
+    longrope (Phi), it is then the original context length, within which the short factors are used
+    as in `transformers`. Set more to serve the stretched context, with the long factors for all
+    sequences. If the K/V memory holds fewer tokens, that number is served. All stages must have the
+    same value."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
-    GPU. All stages must have the same value. Norms, routers, experts and matrices that the files
-    already store with so few bits are not quantised."""
+    GPU. All stages must have the same value. Norms, routers and experts are not quantised, nor are
+    matrices that the files already store with so few bits."""
 
     activations: Activations = "rounded"
-    """Inputs of products with quantised matrices. With `rounded` a CPU rounds them to int8 where
-    that is faster: for matrices of 4 bits, and with VNNI for `int8`. With `exact` no product rounds
-    its inputs. All stages must have the same value."""
+    """Whether the inputs of products with quantised matrices are rounded. With `rounded` a CPU
+    rounds them to int8 where that is faster: for matrices of 4 bits, and with VNNI for `int8`. With
+    `exact` no product rounds its inputs. All stages must have the same value."""
 
     weight_cache: Path | None = None
     """Directory in which ranks on a CPU keep their quantised matrices in the form that they have in
-    memory. The next start maps these files, and reads no weights for these matrices. In a pod it
-    must be a volume. When not set, nothing is kept."""
+    memory. The next start maps these files, and reads no weights for these matrices. In a pod the
+    directory must be a volume. When not set, nothing is kept."""
 
     weight_cache_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(20 * 2**30)
     """Largest size of all files in `weight_cache`, in bytes or like `20GiB`. The files that have
@@ -109,9 +112,9 @@ class SharedSettings(BaseModel):
 
     kv_directory: Path | None = None
     """Directory in memory, such as one below `/dev/shm`, for the keys and values of ranks on a CPU.
-    The keys and values then outlive a rank's process, and the next process of the rank goes on with
-    them. Prompts can be computed from these files. When not set, keys and values are lost whenever
-    an epoch ends."""
+    The keys and values then outlive a rank's process, and the rank's next process uses them again.
+    Prompts can be reconstructed from these files, so only the user of the process can read them.
+    When not set, keys and values are lost whenever an epoch ends."""
 
     load_format: LoadFormat = "safetensors"
     """Source of the weights. `random` makes random weights, needs only config.json and is for
@@ -140,12 +143,12 @@ class SharedSettings(BaseModel):
 
     trial_tokens: int = Field(default=8192, ge=1)
     """Number of tokens of the trial iteration with which a rank measures how much memory an
-    iteration needs, if `kv_memory` is `auto`. Set at least the scheduler's `max_batch_tokens`; with
-    the policy `orca`, the number of tokens of a batch of long prompts."""
+    iteration needs, if `kv_memory` is `auto`. Set at least the scheduler's `max_batch_tokens`. With
+    the policy `orca`, set the number of tokens of a batch of long prompts."""
 
     cuda_graphs: bool = True
     """Whether GPUs run batches of decodes as recorded CUDA graphs, which saves launching kernels
-    one by one. Not with the data plane `gloo`."""
+    one by one. With the data plane `gloo`, no graphs are used."""
 
     max_graph_batch_size: int = Field(default=256, ge=1)
     """Largest number of requests in a batch of decodes that runs as a CUDA graph. Larger batches
@@ -159,18 +162,19 @@ class SharedSettings(BaseModel):
     within one machine."""
 
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
-    """Port on which the ranks of all stages meet, on stage 0. 0 takes a free port; set a port if a
-    firewall must allow it."""
+    """Port of stage 0 at which the ranks of all stages meet. 0 takes a free port. Set a port if a
+    firewall must allow the connections."""
 
     transfer_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a rank stops waiting for a tensor of another rank, and longest time in
-    which a rank may compute one iteration. Must exceed the longest iteration. A new epoch begins
-    without this wait."""
+    which a rank may compute one iteration. Must exceed the longest iteration. When an epoch ends,
+    its waits end at once, so a new epoch need not wait for this timeout."""
 
     hang_limit_s: float = Field(default=7.0, ge=2)
     """Seconds that an iteration may take on a rank, in addition to ten times the time of earlier
-    iterations of its size, before the rank counts as hung and its stage starts again. Set less than
-    the scheduler's `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
+    iterations of its size. A rank that takes longer counts as hung, and its stage starts again. Set
+    less than the scheduler's `hang_limit_s`, which ends the epoch, and more than
+    `rank_silence_limit_s`."""
 
     @property
     def n_loaded_adapters(self) -> int:
@@ -202,7 +206,7 @@ class PipelinePlace:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """Returns the place that a message to a rank names."""
+        """Returns the place that `to_bytes` has converted to `payload`."""
         stage_index, n_stages = (int(number) for number in payload.split())
         return cls(stage_index, n_stages)
 
@@ -232,7 +236,7 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     address: HostPort = "localhost:50053"
     """Address, host:port, where the controller listens for schedulers and other workers. The
-    default is reachable only from this machine, since without TLS every caller may command the
+    default is reachable only from this machine, because without TLS every caller may command the
     stage. Port 0 takes a free port."""
 
     stage_index: int | None = Field(default=None, ge=0)
@@ -241,17 +245,17 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     drain_s: float = Field(default=120.0, ge=0, le=86400)
     """Longest time, in seconds, for which a worker that is told to stop goes on serving. It ends
-    earlier, 15 seconds after its pipeline has moved its requests, or after a replacement has taken
-    over. A pod's grace period must be longer."""
+    earlier if its pipeline no longer needs it: 15 seconds after the pipeline has moved the requests
+    away, or after a replacement has taken over. A pod's grace period must be longer."""
 
     load_limit_s: float = Field(default=600.0, gt=0)
     """Seconds in which a stage must have read its weights. A worker that exceeds the limit ends, so
     that a hung volume is noticed."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
-    """Memory for keys and values on each rank, in bytes or like `512MiB`. `auto` is what weights,
-    an iteration of `trial_tokens` and CUDA graphs leave of `device_memory_fraction`. When not set,
-    `auto` on GPUs and 1 GiB on a CPU."""
+    """Memory for keys and values on each rank, in bytes or like `512MiB`. `auto` takes the part of
+    `device_memory_fraction` that is left by weights, an iteration of `trial_tokens` tokens,
+    transfers and CUDA graphs. When not set, `auto` on GPUs and 1 GiB on a CPU."""
 
     n_threads: int = Field(default=0, ge=0)
     """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use among the

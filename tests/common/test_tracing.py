@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace import Link, NoOpTracer, Tracer, get_current_span
 
 from services.common import tracing
@@ -201,6 +204,28 @@ def test_a_process_that_others_wait_for_gives_its_last_spans_less_time(
     closing.start()
     closing.join(60)
     assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.5], ids=["default", "given"])
+def test_all_waits_of_the_end_are_within_its_timeout(
+    environment: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    """A request over HTTP goes on after its exporter was told to stop."""
+    is_over = threading.Event()
+    waited_s: list[float] = []
+
+    class Thread(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            assert timeout is not None
+            waited_s.append(timeout)
+
+    environment.setattr(threading, "Thread", Thread)
+    provider, exporter = Mock(TracerProvider), Mock(SpanExporter)
+    provider.shutdown.side_effect = is_over.wait
+    tracing.Tracing(provider, exporter).close(limit_s)
+    is_over.set()
+    exporter.shutdown.assert_called_once_with()
+    assert sum(waited_s) == pytest.approx(tracing.FLUSH_S if limit_s is None else limit_s)
 
 
 def test_malformed_headers_of_clients_write_no_lines(

@@ -56,7 +56,7 @@ class NullRunner:
         return None
 
     def vectors(self, batch: IterationPlan, logits: Logits) -> None:
-        """Returns None, since no request asks for an embedding."""
+        """Returns None, because no request asks for an embedding."""
 
     def close(self) -> None:
         pass

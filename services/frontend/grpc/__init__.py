@@ -1,1 +1,2 @@
-"""The gRPC API: orcinus.v1.InferenceService, translated to and from generation requests."""
+"""The gRPC API: translates between the messages of orcinus.v1.InferenceService and the requests and
+answers of the frontend."""

@@ -27,8 +27,8 @@ _FINISH_REASONS = {
 
 
 class AnswerMessages:
-    """The messages for the answers of one call. After a resumption, the messages begin with the
-    first text that the client has not received."""
+    """Makes the messages for the answers of one call. After a resumption, the messages begin with
+    the first text that the client has not received."""
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class AnswerMessages:
         self._is_conversation = isinstance(generation.prompts[0].prompt, Conversation)
         self._readers: dict[int, MessageReader] = {}
         self._contents: dict[int, TextScores] = {}
-        """Log-probabilities of the contents of answers to a conversation, by the index of the
+        """Log-probabilities of the contents of answers to a conversation, keyed by the index of the
         answer."""
         self._unechoed: set[int] = set()
-        """Indices of the answers that will begin with the text of their prompt (`echo`)."""
+        """Indices of the answers that still lack their first message, which begins with the text of
+        the prompt (`echo`)."""
         if message.options.echo:
             self._unechoed.update(filter(generation.is_new, range(generation.n_answers)))
         self._first: dict[str, Any] = {}
@@ -135,8 +136,8 @@ class AnswerMessages:
     def _add_logprobs(
         self, piece: Piece, scores: TokenScores | None, choice: inference_pb2.Choice
     ) -> None:
-        """Adds the log-probabilities that the client asks for to the message of a piece: of the
-        tokens in `scores`, and of the prompt."""
+        """Adds log-probabilities to `choice`, the message of a piece, as far as the client asks for
+        them: of the tokens in `scores`, and of the prompt's tokens."""
         generation, options = self._generation, self._generation.options
         if (n_top := options.n_logprobs) is not None and scores is not None:
             choice.logprobs.extend(
@@ -198,7 +199,7 @@ def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> 
 
 
 def usage_message(usage: TokenUsage) -> inference_pb2.Usage:
-    """Returns the message with the numbers of tokens."""
+    """Returns the message that has the numbers of tokens of a call."""
     return inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

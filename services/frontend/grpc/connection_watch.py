@@ -5,16 +5,16 @@ gRPC limits the bytes of a call, but not the other bytes of a connection. If a c
 without end, gRPC keeps every byte, although it limits metadata: 32 connections fill 3 GiB in ten
 seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So several
 times per second, the bytes that the kernel has received on each connection are compared with the
-bytes of the calls on that connection. The difference, bytes that belong to no call, is named the
+bytes of the calls on that connection. The difference, bytes that belong to no call, is called the
 connection's debt. A relay in front of gRPC that reads the header of each frame would notice such
 bytes at once, but would cost 8 µs for each streamed message; this watch costs nothing per message.
 
 gRPC reads for all connections, the scheduler's among them, in a few threads. A thread reads from
-one connection as long as there are bytes to read, and other connections wait. So the kernel's
-receive buffer of each connection is kept small, so that the thread soon reads from the next
-connection. When a connection has sent too many bytes, it is held back: the kernel accepts no more
+one connection as long as there are bytes to read, and other connections wait. The kernel's receive
+buffer of each connection is therefore kept small: the thread soon reads from the next connection.
+When a connection has sent too many bytes, it is held back: the kernel accepts no more
 bytes from it. The kernel accepts bytes again when the calls to which the bytes belong have begun.
-The connection is held back for a time and not ended at once, since a client whose connection is
+The connection is held back for a time and not ended at once, because a client whose connection is
 ended connects again at once.
 
 The kernel is asked through the process's own file descriptors, see `server_sockets.py`. Outside
@@ -70,22 +70,24 @@ HEAD_BYTES = 4 * 2**10
 """Size of the largest metadata of a call that ordinary clients send, in bytes."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Debt in bytes at which a connection is ended. gRPC may hold this many bytes for the largest
-number of calls of one connection, if this process has not begun any of the calls."""
+"""Debt (bytes that belong to no call) at which a connection is ended. A client may send this many
+bytes for the largest number of calls of one connection, before this process has begun any of these
+calls."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
-"""Debt in bytes at which a connection is held back, if none of its calls has begun for QUIET_S."""
+"""Debt (bytes that belong to no call) at which a connection is held back, if none of its calls has
+begun for QUIET_S."""
 
 QUIET_S = 2 * PERIOD_S
-"""Seconds without a new call after which a connection with a debt is held back. Time in which this
-process was too busy to begin calls does not count."""
+"""Seconds without a new call after which a connection is held back if its debt exceeds
+QUIET_DEBT_BYTES. Time in which this process was too busy to begin calls does not count."""
 
 HELD_S = 3.0
 """Seconds that a connection may be held back before it is ended."""
 
 MAX_DEBTS_BYTES = 64 * 2**20
-"""Largest sum of the debts of all connections, in bytes. Beyond this limit, the connections with
-the largest debts are ended."""
+"""Largest sum of the debts (bytes that belong to no call) of all connections. Beyond this limit,
+the connections with the largest debts are ended."""
 
 BYTES_PER_S = 16 * 2**10
 """Bytes that a connection may send each second in addition to its calls: pings, window updates,
@@ -97,7 +99,7 @@ CALL_BYTES = 256
 
 @dataclass(slots=True)
 class _WatchedConnection:
-    """The state of a connection at its last inspection."""
+    """The state of a connection as of its last inspection."""
 
     n_acked: int = 0
     n_received: int = 0
@@ -121,11 +123,11 @@ class ConnectionWatch:
         self._refusals = refusals
         self._max_message_bytes = max_message_bytes
         self._earned: Counter[str] = Counter()
-        """Bytes of calls since the last inspection, keyed by gRPC's name for the address of the
-        client."""
+        """Bytes of the calls since the last inspection, for each client. The key is gRPC's name for
+        the address of the client."""
         self._receiving: Counter[str] = Counter()
-        """Number of messages that are being received, keyed by gRPC's name for the address of the
-        client."""
+        """Number of messages that are being received from each client. The key is gRPC's name for
+        the address of the client."""
         self._connections: dict[Address, _WatchedConnection] = {}
 
     def note_call(self, peer: str, metadata: Metadata) -> None:
@@ -210,9 +212,9 @@ class ConnectionWatch:
 
     def _ending(self, debts: Mapping[Address, float]) -> set[Address]:
         """Returns the addresses of the connections that must be ended. `debts` has the debt of each
-        connection, keyed by address. A connection must be ended if its debt exceeds MAX_DEBT_BYTES,
-        or if it has been held back for more than HELD_S. If the sum of the remaining debts exceeds
-        MAX_DEBTS_BYTES, the largest debts are ended first."""
+        connection (its bytes that belong to no call), keyed by address. A connection must be ended
+        if its debt exceeds MAX_DEBT_BYTES, or if it has been held back for more than HELD_S. If the
+        sum of the remaining debts exceeds MAX_DEBTS_BYTES, the largest debts are ended first."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
             is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
@@ -223,8 +225,8 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns `counts` keyed by the address (host and port) of each client, instead of by gRPC's
-    name for it. Clients of Unix sockets are left out."""
+    """Returns `counts` with other keys: the address (host and port) of each client instead of
+    gRPC's name for the client. Clients of Unix sockets are left out."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
         if address := of_grpc_peer(peer):
@@ -241,9 +243,10 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
-    """Updates the debt of a connection: adds the bytes that the connection has sent since the last
-    inspection, and subtracts the `allowed` bytes and half of the bytes that the client has
-    acknowledged meanwhile. A debt is never negative."""
+    """Updates the debt of a connection, the number of its bytes that belong to no call. Adds the
+    bytes that the connection has sent since the last inspection. Subtracts the `allowed` bytes, and
+    half of the bytes that the client has acknowledged since the last inspection. A debt is never
+    negative."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -252,8 +255,8 @@ def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> N
 
 
 def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us: int) -> None:
-    """Enlarges the receive buffer of a connection whose round trip is too long for the present
-    buffer."""
+    """Enlarges the receive buffer of a connection if the buffer is too small for the round trip of
+    the connection."""
     if (n_bytes := receive_bytes(min_rtt_us)) > state.receive_bytes:
         server_sockets.set_receive_bytes(connection, n_bytes)
         state.receive_bytes = n_bytes
@@ -262,8 +265,8 @@ def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us:
 def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
-    """Begins to hold back a connection. If the connection is held back already, adds `for_s`
-    seconds to the time for which it has been held."""
+    """Begins to hold back a connection: the kernel accepts no more bytes from the client. If the
+    connection is held back already, adds `for_s` seconds to the time for which it has been held."""
     if state.is_held:
         state.held_for_s += for_s
     else:

@@ -1,10 +1,10 @@
 """The number of fields in a protobuf message, counted before the message is parsed.
 
 Parsing can turn one byte of a message into a hundred bytes of memory: an empty message in a
-repeated field takes two bytes on the wire, an unknown field three. Real requests have few fields,
-since all numbers of a repeated field are packed into one field. The count of a valid message is
-exact. In an invalid message, only the fields that can be read are counted, and the parser refuses
-the message afterwards.
+repeated field takes two bytes on the wire, and an unknown field takes three. Real requests have few
+fields, because all numbers of a repeated field are packed into one field. The count of a valid
+message is exact. In an invalid message, only the fields that can be read are counted, and the
+parser refuses the message afterwards.
 """
 
 from functools import cache
@@ -47,8 +47,8 @@ def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bo
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Returns the message types of a descriptor's fields, by field number. Fields that do not hold
-    messages are left out."""
+    """Returns the message types of a message's fields, keyed by field number. `kind` is the
+    descriptor of the message. Fields that do not hold messages are left out."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 

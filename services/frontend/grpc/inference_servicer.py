@@ -90,7 +90,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Returns the tokens of a prompt, as `Generate` makes them of the same prompt."""
+        """Returns the tokens that `Generate` would make of a prompt."""
         self._check_size(message)
         account = self._api_keys.account_of(_authorization(context))
         service = self._models.select(message.model, account).service
@@ -179,10 +179,10 @@ class InferenceServicer:
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
-        """Counts a call as one answer in flight of its API key, until the returned context is
-        closed. The message of the call is received within this context. Raises PoolFull if the key
-        already has as many answers in flight as it may have, and Unauthenticated if the key is no
-        longer known."""
+        """Counts a call as one answer in flight of its API key, until the returned context ends.
+        The message of the call is received within this context. Raises PoolFull if the key already
+        has as many answers in flight as it may have, and Unauthenticated if the key is no longer
+        known."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
@@ -213,8 +213,8 @@ class InferenceServicer:
                 )
 
     def _check_vectors(self, n_vectors: int, n_values: int) -> int:
-        """Returns the number of bytes that `n_vectors` vectors of `n_values` elements each take in
-        a message. Raises InvalidRequest if this is more than `max_body_bytes`."""
+        """Returns the size, in bytes, of `n_vectors` vectors in a message. Each vector has
+        `n_values` elements. Raises InvalidRequest if the size exceeds `max_body_bytes`."""
         n_bytes = n_vectors * vector_message_bytes(n_values)
         if n_bytes > self._max_body_bytes:
             raise errors.InvalidRequest(

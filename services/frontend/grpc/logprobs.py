@@ -11,8 +11,8 @@ from services.frontend.text.token_texts import TokenTexts
 def token_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
 ) -> Iterator[inference_pb2.TokenLogprob]:
-    """Yields a message with the log-probability of each token and of its `n_top` most likely
-    alternatives. Yields nothing if `logprobs` is None."""
+    """Yields a message for each token, with the log-probabilities of the token and of its `n_top`
+    most likely alternatives. Yields nothing if `logprobs` is None."""
     if logprobs is None:
         return
     for place, token_id in enumerate(token_ids):

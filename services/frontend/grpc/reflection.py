@@ -1,9 +1,9 @@
 """gRPC's reflection service, by which tools discover the API, with limits on its use.
 
 The servicer of the library `grpcio-reflection` does not limit the number of streams, the size of
-questions or the time of a stream. The library has only the version `v1alpha`. The version `v1` has
-equal messages in another package, which have equal bytes on the wire. So one servicer serves both
-versions.
+requests or the time of a stream. The library has only the version `v1alpha`. The messages of the
+version `v1` are in another package, but have the same fields and the same bytes on the wire. So one
+servicer serves both versions.
 """
 
 from collections.abc import AsyncIterator

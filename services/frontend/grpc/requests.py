@@ -42,7 +42,7 @@ MAX_SCHEMA_CHARACTERS = 2**19
 of this length takes up to 0.08 s; JSON that consists of brackets alone takes longest."""
 
 _APART = ("format", "sampling", "stop", "bad_words")
-"""Fields of the message `GenerationOptions` whose translation needs code of its own. All other
+"""Fields of the message `GenerationOptions` that have translation code of their own. All other
 fields are copied."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
@@ -60,7 +60,8 @@ _MODES: dict[int, ToolChoice] = {
 def to_request(
     message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
 ) -> GenerationRequest:
-    """Returns the request that a message describes, without its resumption.
+    """Returns the request that a message describes. A resumption in the message is ignored;
+    `to_resumed` adds it.
 
     Raises:
         InvalidRequest: a field is missing, unknown, or contradicts another.

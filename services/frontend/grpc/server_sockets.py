@@ -40,7 +40,7 @@ SocketAddress = ctypes.c_uint16 * 14
 16-bit numbers, in network order."""
 
 NO_ADDRESS = bytes(16)
-"""A `struct sockaddr` of the family AF_UNSPEC. To connect a socket to this address resets the
+"""A `struct sockaddr` of the family AF_UNSPEC. Connecting a socket to this address resets the
 connection of the socket."""
 
 
@@ -80,7 +80,7 @@ def address_of(connection: socket.socket) -> Address:
 
 
 class Counts(NamedTuple):
-    """Counters of a TCP connection that the kernel keeps."""
+    """Counters that the kernel keeps for a TCP connection."""
 
     n_acked: int
     """Number of bytes that the client has acknowledged."""
@@ -108,16 +108,18 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
 
 
 def hold(connection: socket.socket, address: Address) -> None:
-    """Makes the kernel drop the packets of a connection. The client then sends the packets again at
-    growing intervals. Packets with a TTL of 255, which can only come from a neighbour with no
-    router between, still arrive. A socket filter could drop all packets but acknowledgements, but
-    attaching a filter to a TCP socket needs a capability. Does nothing if the socket no longer
-    belongs to the connection of `address`."""
+    """Makes the kernel drop most packets that the client of a connection sends, by setting the
+    smallest time to live (TTL) of accepted packets to 255. The client then sends the packets again
+    at growing intervals. Packets with a TTL of 255 are still accepted, but only a neighbour with no
+    router between can send them. Does nothing if the socket no longer belongs to the connection of
+    `address`. A socket filter could drop all packets but acknowledgements, but attaching a filter
+    to a TCP socket needs a capability."""
     _set_min_ttl(connection, address, NO_TTL)
 
 
 def release(connection: socket.socket, address: Address) -> None:
-    """Makes the kernel accept packets of a held connection again."""
+    """Makes the kernel accept all packets of a held connection again. Does nothing if the socket no
+    longer belongs to the connection of `address`."""
     _set_min_ttl(connection, address, ANY_TTL)
 
 

@@ -47,8 +47,8 @@ UNREAD_CALL_BYTES = 12 * 2**10
 its end in gRPC."""
 
 MAX_UNREAD_CALLS = 8
-"""Largest number of calls of one connection whose answers are not read. At this number, the
-connection gets no further call until an answer is read."""
+"""Largest number of calls of one connection whose answers the client has not read. At this number,
+the connection gets no further call until the client reads an answer."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
@@ -63,7 +63,7 @@ their stream waits for its turn are sent in one message.
 
 class Transfers:
     """The state that all gRPC calls of this process share: the memory budget for clients' data, the
-    timeouts for receiving and sending messages, and the turns by which a few calls at a time may
+    timeouts for receiving and sending messages, and the limits on how many calls at a time may
     receive a request or write an answer."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Transfers:
 
 
 class LimitedExchange(TimedExchange):
-    """The messages of one call, within the limits that all calls share."""
+    """Receives and sends the messages of one call, within the limits that all calls share."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class LimitedExchange(TimedExchange):
         hold a prompt or tokens is received, it counts as one answer in flight of its API key.
 
         Raises:
-            InvalidRequest: the request has more than MAX_FIELDS fields.
+            TooLarge: the request has more than MAX_FIELDS fields.
             PoolFull: too many messages are being received, the memory budget or the limit of the
             API key is used up, or the client leaves answers unread.
             TimedOut: the request did not arrive within `receive_limit_s`.
@@ -169,9 +169,9 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the memory of the response of a unary call, which gRPC sends after the RPC method
-        has returned. If gRPC cannot send the response within `send_limit_s`, the call counts as
-        unread.
+        """Counts the memory of the response of a unary call. gRPC sends the response after the RPC
+        method has returned. If it cannot send the response within `send_limit_s`, the call counts
+        as unread.
 
         Raises:
             PoolFull: the memory budget has no room for the response.

@@ -1,5 +1,5 @@
-"""Turns: a call may receive its message only while it has a turn. There are few turns, since each
-call that receives may take the memory of a whole message.
+"""Turns: a call may receive its message only while it has a turn. Only a few calls have a turn at a
+time, because each call that receives may take the memory of a whole message.
 
 When all turns are taken, further calls wait. A client with few waiting calls gets the next turn
 (`waiting_calls.py`). A call that has had its turn for `HOLD_S` seconds loses the turn to a waiting
@@ -22,8 +22,8 @@ HOLD_S = 1.0
 
 
 class Turns:
-    """The turns of a server to receive messages: which calls have a turn, and which calls wait for
-    a turn."""
+    """Limits how many calls of a server receive their messages at the same time: gives turns to
+    calls, and makes the other calls wait for a turn."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class Turns:
 
 
 class Turn:
-    """The turn of one call, held while the `with` block runs."""
+    """The permission of one call to receive its message. Entering the context waits for the
+    permission, and leaving the context gives the permission back."""
 
     def __init__(self, turns: Turns, peer: str) -> None:
         loop = asyncio.get_running_loop()
@@ -128,7 +129,7 @@ class Turn:
         self.has_come.set_result(None)
 
     def lose(self) -> None:
-        """Cancels the code in the `with` block, because another call gets the turn."""
+        """Cancels the code in the call's `async with` block, because another call gets the turn."""
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()

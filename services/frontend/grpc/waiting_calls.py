@@ -2,11 +2,11 @@
 other clients out.
 
 Clients are compared by their number of waiting calls. A client with few calls gets the next turn
-before a client with many, and a client with many calls is refused first. All numbers below `FEW`
-count as equal. From there on, all numbers between `FEW` times a power of two and its double count
-as equal. So one waiting call less is no advantage. Among equal clients, the client that made the
-most recent call gets the next turn: it is the least likely to have gone. A client that got a turn
-becomes the last among its equals.
+before a client with many, and a client with many calls is refused first. Similar numbers count as
+equal, so that one waiting call less is no advantage: all numbers below `FEW` are equal, and so are
+all numbers from `FEW` times a power of two up to, but not including, twice as many. Among equal
+clients, the client that made the most recent call gets the next turn, because it is the least
+likely to have disconnected. A client that got a turn becomes the last among its equals.
 """
 
 from collections import OrderedDict
@@ -33,7 +33,7 @@ class WaitingCalls(Generic[Call]):
         return self._n_calls
 
     def add(self, client: str, call: Call) -> None:
-        """Adds a call, which must not wait yet."""
+        """Adds a call that is not among the waiting calls yet."""
         calls = self._calls.setdefault(client, {})
         self._leave_level(client, len(calls))
         calls[call] = None

@@ -66,8 +66,8 @@ class App:
         """Prepares the routes. The first route in `routes` that matches a request answers it."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes if route.dialect}
-        """Form of errors (dialect) of each path whose errors do not have the form of OpenAI's
-        API."""
+        """Dialect (form of errors) of each route whose dialect is not that of OpenAI's API, keyed
+        by the path of the route."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. An unexpected error is answered and raised again, so that the server
@@ -94,10 +94,10 @@ class App:
                 raise
 
     def _endpoint(self, scope: Scope) -> Endpoint:
-        """Returns the endpoint of a request, and puts the route into the scope.
+        """Returns the endpoint that answers a request, and stores the route in the request's scope.
 
         Raises:
-            HTTPException: no route has the path, or the route does not have the method.
+            HTTPException: no route has the path, or no route with the path has the method.
         """
         others: list[routing.Route] = []
         for route in self.routes:
@@ -115,9 +115,9 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect of a request: the form in which its errors are written. For a path
-        that no route serves, this is the dialect of a served path above it, or else of the protocol
-        whose version header the request has, or else OpenAI's."""
+        """Returns the dialect of a request: the form in which its errors are written. If no route
+        serves the path, this is the dialect of a route whose path is a parent of the path, or of
+        the protocol whose version header the request has. Otherwise it is OpenAI's dialect."""
         if (route := scope.get("route")) is not None:
             return self._dialects.get(route.path, openai_errors.DIALECT)
         names = {name.decode("latin-1") for name, _ in scope["headers"]}

@@ -25,12 +25,12 @@ RESPONSE_HEADERS = (
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Returns an app that also serves web pages of the given origins. `*` stands for all origins.
+    """Wraps `app` so that web pages of the given origins may use it. `*` stands for all origins.
     Returns `app` itself if there are no origins.
 
-    A browser's preflight request needs no API key. A page's requests may have any headers, since
-    clients in browsers send a dozen headers of their own. This is safe, since the API does not use
-    cookies.
+    A browser's preflight request needs no API key. A page's requests may have any headers, because
+    clients in browsers send a dozen headers of their own. This is safe, because the API does not
+    use cookies.
     """
     if not origins:
         return app

@@ -2,8 +2,8 @@
 the scheduler.
 
 The frontend sends its list to each scheduler to which it connects, before it sends requests. It
-takes over every change of the list that the scheduler reports. So loaded adapters outlive a
-scheduler.
+changes its list whenever the scheduler reports a change. So adapters stay loaded when another
+scheduler takes over.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ LOST = "the scheduler was lost; try again"
 
 
 class AdapterLink:
-    """The list of loaded adapters, and the commands that the scheduler has not answered yet."""
+    """Keeps the list of loaded adapters, and the commands that the scheduler has not answered
+    yet."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class AdapterLink:
                 waiting.set_exception(errors.Unavailable(LOST))
 
     def take(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Takes over the changes of the list, and the answers to commands, from a message of the
-        scheduler."""
+        """Applies the changes of the list, and the answers to commands, that a message of the
+        scheduler has."""
         if response.HasField("adapters") and self._list.merge(from_proto(response.adapters)):
             self._on_change(self._list.digests)
         for answer in response.adapter_answers:

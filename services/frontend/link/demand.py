@@ -1,4 +1,5 @@
-"""Tells the scheduler how many requests this frontend holds while the model is asleep or starts.
+"""Tells the scheduler how many requests this frontend holds (keeps until a pipeline serves) while
+the model is asleep or starts.
 
 The first held request wakes the model, and the scheduler keeps it awake while requests are held. Of
 many changes within a short time, only the last number is sent.
@@ -15,7 +16,7 @@ the change."""
 
 
 class Demand:
-    """Sends the number of held requests to the scheduler."""
+    """Sends the number of held requests, which wait for a pipeline, to the scheduler."""
 
     def __init__(
         self, count: Callable[[], int], send: Callable[[scheduler_pb2.ConnectRequest], None]

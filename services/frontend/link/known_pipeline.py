@@ -80,7 +80,7 @@ class KnownPipeline:
 
     @property
     def last(self) -> ServedPipeline:
-        """Current pipeline, or the last one if there is none now.
+        """The pipeline that serves now or, if there is none, the last one that served.
 
         Raises:
             Unavailable: there has been no pipeline, or this process is stopping.
@@ -98,8 +98,8 @@ class KnownPipeline:
         return "" if self._last is None else self._last.model
 
     def was(self, pipeline: ServedPipeline) -> bool:
-        """Returns whether `pipeline` equals the current pipeline, or the last one if there is none
-        now."""
+        """Returns whether `pipeline` equals the pipeline that serves now or, if there is none, the
+        last one that served."""
         return replace(pipeline, loaded=self._loaded) == self._last
 
     def set_loaded(self, digests: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ class KnownPipeline:
         The time is infinite while there is a pipeline. It is also infinite while the model is
         asleep or starts, if the last pipeline is known. Otherwise, the time is `hold_s` seconds
         after the loss of the pipeline, or of the scheduler of a model that was asleep or starting.
-        Before the first pipeline the time is in the past, since there may never be a pipeline.
+        Before the first pipeline the time is in the past, because there may never be a pipeline.
         """
         is_taking = self.is_open or (self.is_sleeping and self._last is not None)
         return math.inf if is_taking else self._last_open + hold_s
@@ -162,8 +162,8 @@ class KnownPipeline:
         self.note_change()
 
     def shut(self) -> None:
-        """Notes that no pipeline serves from now on. Until the scheduler reports it, the reason is
-        unknown, and so is whether the model is asleep."""
+        """Notes that no pipeline serves from now on. The reason is unknown until the scheduler
+        reports it. Until then it is also unknown whether the model is asleep."""
         if self.current is not None or self._sleeping is not None:
             self.current = self._sleeping = None
             self._last_open = asyncio.get_running_loop().time()

@@ -1,13 +1,13 @@
 """Refuses new calls that the scheduler would refuse, before any work is done for them.
 
-The scheduler's messages say how many free places its pool has. The gate subtracts the submissions
-that the scheduler has not answered yet. The number is used for one second only, since a frontend
-without requests gets no newer number. If a request of another frontend takes the last place in that
-second, the scheduler itself refuses the call.
+The scheduler's messages say how many free places its pool of requests has. `PoolGate` subtracts the
+requests that the scheduler has neither accepted nor rejected yet. The number is used for one second
+only, because a frontend without requests gets no newer number. If a request of another frontend
+takes the last place in that second, the scheduler itself refuses the call.
 
 The scheduler may also refuse a request because its first token would come too late. It then says
-for how long this applies to all requests of the same account with the same or a lower priority. The
-gate uses this statement for at most one second, too.
+for how long this applies to all requests of the same account with the same or a lower priority.
+`PoolGate` uses this statement for at most one second, too.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the scheduler's last statement, about its pool or about requests that are too
-late, is used."""
+"""Seconds for which a statement of the scheduler is used, about its pool or about requests whose
+first token would come too late."""
 
 TOO_LATE = "the first token would come too late"
 
 
 class Lateness(NamedTuple):
-    """The scheduler's last refusal of a request of an account because the first token would be too
-    late. Times are readings of one clock, in seconds."""
+    """What the scheduler said when it last refused a request of an account because the first token
+    would come too late. Times are readings of one clock, in seconds."""
 
     priority: int
     """Highest priority that was refused as too late; requests of this priority and below are
@@ -47,8 +47,8 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Drops the reported number of free places and the reported lateness, because the scheduler
-        or the stream has changed."""
+        """Forgets the reported number of free places, and which requests would get their first
+        token too late. Called when the scheduler or the stream has changed."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
@@ -63,8 +63,8 @@ class PoolGate:
         self._n_unanswered += 1
 
     def check(self, *, now: float) -> None:
-        """Checks that the pool has a free place for another request. Succeeds if there is no
-        report, or if the last one is too old to be used.
+        """Checks that the scheduler's pool has a free place for another request. Succeeds if there
+        is no report about the pool, or if the last report is too old to be used.
 
         Raises:
             PoolFull: by the last report, the pool has no free place.

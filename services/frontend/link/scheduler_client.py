@@ -106,7 +106,7 @@ class SchedulerClient:
 
     def check_room(self) -> None:
         """Checks that the scheduler's pool has room for a new call. Without a pipeline the check
-        always succeeds, since the call may be held.
+        always succeeds, because the call may be held.
 
         Raises:
             PoolFull: the scheduler has no free place.
@@ -116,7 +116,7 @@ class SchedulerClient:
 
     def check_time(self, account: str, priority: int) -> None:
         """Checks that a request of an account would have its first token in time. Without a
-        pipeline the check always succeeds, since the request may be held.
+        pipeline the check always succeeds, because the request may be held.
 
         Raises:
             PoolFull: the first token of the request would be too late.
@@ -145,7 +145,7 @@ class SchedulerClient:
 
         `generated_token_ids` of the submission are the output tokens that the request has already;
         the events carry only later tokens. A request that was held, here or before this call
-        (`was_held`), is also sent again when the pool is full, since all held requests come at
+        (`was_held`), is also sent again when the pool is full, because all held requests come at
         once. `span` records each time that the request is held or sent again. If the request still
         waits in the scheduler's pool at the time `deadline`, the scheduler drops the request.
         """
@@ -177,7 +177,7 @@ class SchedulerClient:
         self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     def close(self) -> None:
-        """Ends all requests as unavailable and refuses new ones."""
+        """Ends all requests with the error Unavailable, and refuses new ones."""
         self.pipeline.is_stopping = True
         self._shut()
         for request in list(self._requests.values()):
@@ -258,8 +258,9 @@ class SchedulerClient:
         self.pipeline.shut()
 
     def _expire(self) -> None:
-        """Ends, with an error, the requests that have got no token since the pipeline was lost
-        `resume_s` seconds ago. Held requests, which have their own time limits, are left alone."""
+        """Ends, with an error, the requests that have got no token since the pipeline was lost.
+        Called `resume_s` seconds after the loss. Held requests, which have their own time limits,
+        are left alone."""
         for request in list(self._requests.values()):
             if request.is_stalled and not request.is_held:
                 self.cancel(request.request_id)
@@ -306,14 +307,15 @@ class SchedulerClient:
 
     def _note_build(self, request: SubmittedRequest, event: Built) -> None:
         """Notes the build of the workers that compute a request from now on. Delivers the event if
-        it has the workers' traits. Only requests that asked for traits get them."""
+        it has the workers' traits (facts such as the digest of the weights). Only requests that
+        asked for traits get them."""
         request.submission.build = event.build
         if event.traits:
             request.inbox.put_nowait(event)
 
     def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Delivers the tokens in the columns of a message. Nearly all tokens come in columns, so
-        this code is fast: it makes only one event for each request."""
+        """Delivers the tokens that a message has in columns (parallel lists). Nearly all tokens
+        come in columns, so this code is fast: it makes only one event for each request."""
         numbered = self._numbered
         for number, start, token_ids in columns_of(response):
             request = numbered.get(number)
@@ -331,8 +333,9 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers the part of an event that the request does not have yet, if there is such a
-        part. Ends the request if the event does not fit the tokens that the request already has."""
+        """Delivers the tokens or log-probabilities of an event that the request does not have yet,
+        if there are any. Ends the request if the event does not fit the tokens that the request
+        already has."""
         try:
             if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)
@@ -352,8 +355,8 @@ class SchedulerClient:
         self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
-        """Sends a request, or holds the request if it cannot be sent now. Ends the request as
-        unavailable if another model is served now, or if this process is stopping."""
+        """Sends a request, or holds the request if it cannot be sent now. Ends the request with the
+        error Unavailable if another model is served now, or if this process is stopping."""
         request.release()
         pipeline = self.pipeline.current
         if self.pipeline.is_stopping:
@@ -382,8 +385,8 @@ class SchedulerClient:
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
     ) -> None:
-        """Holds a failed request for another attempt, or ends the request with the error if its
-        time is over."""
+        """Keeps a failed request for another attempt to send it. If the time of the request is
+        over, ends the request with the error instead."""
         loop = asyncio.get_running_loop()
         now = _now()
         request.lose(until=now + self._resume_s)

@@ -92,7 +92,8 @@ class Suspended:
 @dataclass(frozen=True, slots=True)
 class Built:
     """Event: workers of the build `build` compute the tokens of the request from now on. `traits`
-    are the traits of the workers, if the submission asked for them."""
+    are facts about the workers, such as the digest of the weights, if the submission asked for
+    them."""
 
     request_id: str
     build: str
@@ -124,8 +125,8 @@ Event = Accepted | PromptLogprobs | OutputTokens | Vector | Suspended | Built | 
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the events of one message in the order in which they happened. New tokens and the ends
-    of requests are left out; `columns_of` and `ends_of` yield them."""
+    """Yields the events of one message in the order in which they happened, but not the ends of
+    requests (`ends_of`) and the tokens in columns (`columns_of`)."""
     for suspension in response.suspended:  # a message with a loss begins with it
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -154,8 +155,8 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
 def columns_of(
     response: scheduler_pb2.ConnectResponse,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yields the new tokens in the columns of one message. Each item has the number of a request,
-    the index of the first new token in the output, and the new tokens."""
+    """Yields the new tokens that one message has in columns (parallel lists). Each item has the
+    number of a request, the index of the first new token in the output, and the new tokens."""
     if not response.HasField("columns"):
         return
     columns = response.columns

@@ -1,4 +1,4 @@
-"""One stream to the scheduler that leads: how the leader is found, and how messages are sent.
+"""One stream to the scheduler that leads: finds the leader, and sends and receives messages.
 
 Several schedulers may have addresses under one DNS name. gRPC checks the health of each and makes
 calls only to the scheduler that leads. Each stream has a new channel, which looks the name up and
@@ -24,8 +24,8 @@ their size together. Beyond either limit, requests are held instead of sent, so 
 that does not read cannot fill the memory of this process."""
 
 FIND_LEADER_S = 5.0
-"""Seconds for which one channel looks for a leader. The next channel looks the name up again, since
-the address of a new scheduler may have been added to the name."""
+"""Seconds for which one channel looks for a leader. The next channel looks the name up again,
+because the address of a new scheduler may have been added to the name."""
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,

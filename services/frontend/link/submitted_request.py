@@ -17,8 +17,8 @@ from services.frontend.link.scheduler_events import Event, OutputTokens, PromptL
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
-"""Largest number of consecutive losses, without a token in between, after which the time of a
-request is extended. The limit ends a request that crashes each scheduler or pipeline."""
+"""How often the time of a request is extended after consecutive losses, without a token in between.
+The limit ends a request that crashes each scheduler or pipeline."""
 
 
 class EventSink(Protocol):
@@ -29,7 +29,7 @@ class EventSink(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class SubmittedRequest:
-    """A request, from its submission to its end."""
+    """The state of a request, from its submission to its end."""
 
     submission: scheduler_pb2.Submission
     inbox: EventSink
@@ -80,9 +80,9 @@ class SubmittedRequest:
         self.span.suspended(self.request_id, n_losses)
 
     def lose(self, *, until: float) -> None:
-        """Notes that the scheduler has lost the request or never received it. If the scheduler had
-        accepted the request, the request may now be held until `until`. The time is extended in
-        this way for at most MAX_EXTENSIONS consecutive losses."""
+        """Notes that the scheduler has lost or refused the request, or never received it. If the
+        scheduler had accepted the request, the request may now be held until `until`. The time is
+        extended in this way for at most MAX_EXTENSIONS consecutive losses."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1

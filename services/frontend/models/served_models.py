@@ -40,12 +40,13 @@ class ServedModels:
     def select(self, name: str, account: Account) -> ServedModel:
         """Returns the model that a call is for. `name` is a name of the model or of one of its
         adapters, and may be empty if the account may use only one model. If the frontend has only
-        one model, that model is returned whatever the name is. The service of the model checks the
-        name later, since the model's name may be known only from the pipeline.
+        one model, and the account may use it, that model is returned whatever the name is. The
+        service of the model checks the name later, because the model's name may be known only from
+        the pipeline.
 
         Raises:
             InvalidRequest: the name is empty, and the account may use several models.
-            UnknownModel: no model that the account may use has the name.
+            UnknownModel: no model or adapter that the account may use has the name.
         """
         allowed = self.allowed(account)
         if allowed and len(self._models) == 1:
@@ -67,16 +68,17 @@ class ServedModels:
         raise errors.UnknownModel(name, served=[*_names(allowed), *alone])
 
     def adapters(self, model: ServedModel, account: Account) -> tuple[str, ...]:
-        """Returns the adapters of a model that an account may use: all if it may use the model,
-        otherwise those that its key names."""
+        """Returns the adapters of a model that an account may use. If the account may use the
+        model, these are all adapters of the model, else only the adapters that the account's API
+        key names."""
         names = model.service.adapters
         if account.may_use(model.names):
             return names
         return tuple(name for name in names if account.may_use((name,)))
 
     def _adapters_alone(self, account: Account) -> Iterator[tuple[ServedModel, str]]:
-        """Yields each adapter that an account may use although it may not use the adapter's model,
-        together with that model. The model comes first."""
+        """Yields the adapters that an account may use although it may not use the adapter's model.
+        Each item is the model and the name of the adapter."""
         for model in self._models:
             if not account.may_use(model.names):
                 for name in self.adapters(model, account):
@@ -110,7 +112,7 @@ class ServedModels:
         )
 
     def with_adapter(self, name: str, account: Account) -> ServedModel:
-        """Returns the model that has an adapter.
+        """Returns the model that has the adapter `name`.
 
         Raises:
             UnknownAdapter: no model that the account may use has an adapter of this name.
@@ -208,7 +210,7 @@ class ServedModels:
             model.feed.close()
 
     def close(self) -> None:
-        """Ends all requests as unavailable and refuses new ones."""
+        """Ends all requests with the error Unavailable, and refuses new ones."""
         for model in self._models:
             model.scheduler.close()
 

@@ -1,4 +1,4 @@
-"""The metrics of a frontend: client calls as clients see them, and its answers.
+"""The metrics of a frontend: the calls of clients, as clients see them, and the answers.
 
 The histograms follow OpenTelemetry's conventions for generative AI. Only their buckets differ: they
 reach as far as the longest call. If the trace of a call is recorded, the histograms get the id of
@@ -46,8 +46,8 @@ class MeasuredCall:
         call."""
         self.n_prompt_tokens = 0
         self.checked_values: list[bool | None] = []
-        """For each complete answer, whether its values match their JSON schemas, or None if the
-        check was not possible."""
+        """For each complete answer with values to check, whether the values match their JSON
+        schemas, or None if the check was not possible."""
 
     @property
     def is_complete(self) -> bool:
@@ -226,8 +226,8 @@ class FrontendState(Collector):
         reason_against_serving: Callable[[], str],
         refusals: Mapping[Refusal, int],
     ) -> None:
-        """The functions return the present values, and may be called from any thread. `refusals`
-        counts the refused clients by reason."""
+        """`models`, `n_in_flight` and `reason_against_serving` return the present values, and may
+        be called from any thread. `refusals` counts the refused clients by reason."""
         self._models = models
         self._n_in_flight = n_in_flight
         self._reason_against_serving = reason_against_serving

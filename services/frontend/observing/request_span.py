@@ -60,7 +60,7 @@ class RequestSpan:
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer is sent to a scheduler again. `reason` says why the attempt before
+        """Notes that an answer is sent to a scheduler again. `reason` says why the previous attempt
         failed."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
@@ -114,7 +114,7 @@ def request_span(
     recorded only if the current span, which is the span of the HTTP or gRPC request, is recorded.
 
     `model` is the name of the served model, or empty. The name in the client's request is not used,
-    since clients could invent names.
+    because clients could invent names.
     """
     if not trace.get_current_span().is_recording():
         return nullcontext(UNRECORDED)

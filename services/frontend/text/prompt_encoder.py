@@ -34,7 +34,6 @@ from services.frontend.text.text_pieces import (
     CUT_CHARACTERS,
     CUT_TOKENS,
     PIECE_CHARACTERS,
-    pieces_of,
 )
 from services.frontend.text.text_threads import (
     INLINE_CHARACTERS,
@@ -252,11 +251,10 @@ class PromptEncoder:
     ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
         piece, because the memory for tokenizing grows with the number of tokens. If a long text is
-        to be cut off, only its first piece becomes tokens.
+        to be cut off, only as many of its first pieces become tokens as the cut needs.
 
         Raises:
-            TooManyTokens: the text has more than `max_tokens` tokens. With `cut_to`, raised only if
-            the first piece has fewer than `cut_to` tokens.
+            TooManyTokens: the text has more than `max_tokens` tokens, and is not to be cut off.
             InvalidRequest: `cut_to` is too small.
         """
         plain = text.text if isinstance(text, TextPair) else text
@@ -267,18 +265,22 @@ class PromptEncoder:
             type_stride=type_stride,
             cut_to=cut_to,
         )
-        if len(plain) <= PIECE_CHARACTERS:
-            return array("I", _checked_cut(to_tokens, text))
-        try:
-            self._count_pieces(plain, max_tokens if cut_to is None else cut_to, ends_early=True)
-        except TooManyTokens:
+        if len(plain) > PIECE_CHARACTERS:
             if cut_to is None:
-                raise
-            tokens = _checked_cut(to_tokens, _first_piece(text))
-            if len(tokens) < cut_to:
-                raise
-            return array("I", tokens)
+                self._count_pieces(plain, max_tokens, ends_early=True)
+            else:
+                text = self._beginning(text, cut_to)
         return array("I", _checked_cut(to_tokens, text))
+
+    def _beginning(self, text: str | TextPair, n_tokens: int) -> str | TextPair:
+        """Returns the beginning of a text, or of each of two texts, with at least `n_tokens` tokens
+        if the whole text has so many."""
+        if isinstance(text, TextPair):
+            first, second = (
+                self._tokenizer.beginning(each, n_tokens) for each in (text.first, text.second)
+            )
+            return TextPair(first, second)
+        return self._tokenizer.beginning(text, n_tokens)
 
     def _count(self, text: str, *, add_special_tokens: bool, exact_up_to: int) -> int:
         """Returns the number of tokens of a text. The number is exact if the text is short, or has
@@ -369,12 +371,6 @@ class PromptEncoder:
         if limits is None:
             return errors.InvalidRequest(field, message)
         return limits.too_many_characters(field, message)
-
-
-def _first_piece(text: str | TextPair) -> str | TextPair:
-    if isinstance(text, TextPair):
-        return TextPair(next(pieces_of(text.first)), next(pieces_of(text.second)))
-    return next(pieces_of(text))
 
 
 def _checked_cut(

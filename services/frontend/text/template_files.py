@@ -29,6 +29,9 @@ GGUF_TEMPLATE = "tokenizer.chat_template"
 """Key of the template in a GGUF file. A further template has this key, a dot and the template's
 name as its key."""
 
+TEKKEN_PLACE = f"built in, for the version in {tekken.FILE}"
+"""Place of a template that no file of the checkpoint holds."""
+
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Name of the template for all conversations, and name of the template for conversations with
 tools."""
@@ -36,11 +39,21 @@ tools."""
 
 @dataclass(frozen=True, slots=True)
 class TemplateFiles:
-    """Holds the sources of a checkpoint's chat templates, keyed by name, and the texts of the
-    checkpoint's special tokens."""
+    """Holds a checkpoint's chat templates, and the texts of the checkpoint's special tokens."""
 
     sources: Mapping[str, str]
+    """Source code of each template, keyed by the template's name."""
+    places: Mapping[str, str]
+    """Place of each template, keyed by the template's name: the file that holds the template, and
+    the template's key if the file holds more than the template. `TEKKEN_PLACE` if no file holds
+    it."""
     special_tokens: Mapping[str, str]
+    """Texts of the special tokens by their roles, such as `bos_token`."""
+
+    @classmethod
+    def of_model(cls, model: Path) -> Self:
+        """Reads a checkpoint's directory or a GGUF file. Raises the errors of `of_directory`."""
+        return cls.of_gguf(model) if is_gguf(model) else cls.of_directory(model)
 
     @classmethod
     def of_directory(cls, directory: Path) -> Self:
@@ -53,15 +66,24 @@ class TemplateFiles:
         config = TokenizerConfig.of_directory(directory)
         older = _json(directory / "chat_template.json").get("chat_template")
         file, folder = directory / "chat_template.jinja", directory / "additional_chat_templates"
+        found: list[tuple[str, Mapping[str, str]]]  # later templates replace those of equal names
         if file.is_file():
-            sources = {DEFAULT: _template(file)}
+            found = [(file.name, {DEFAULT: _template(file)})]
         else:
-            sources = _named(config.keys.get("chat_template")) | _named(older)
-        sources |= {other.stem: _template(other) for other in sorted(folder.glob("*.jinja"))}
+            found = [
+                ("tokenizer_config.json: chat_template", _named(config.keys.get("chat_template"))),
+                ("chat_template.json", _named(older)),
+            ]
+        for other in sorted(folder.glob("*.jinja")):
+            found.append((f"{folder.name}/{other.name}", {other.stem: _template(other)}))
         tokenizer = tokenizer_file(directory)
-        if not sources and tokenizer.name == tekken.FILE:
-            sources = _named(_tekken_template(tokenizer))
-        return cls(sources, {**default_roles(tokenizer), **config.special_tokens})
+        if not any(named for _, named in found) and tokenizer.name == tekken.FILE:
+            found = [(TEKKEN_PLACE, _named(_tekken_template(tokenizer)))]
+        return cls(
+            {name: source for _, named in found for name, source in named.items()},
+            {name: place for place, named in found for name in named},
+            {**default_roles(tokenizer), **config.special_tokens},
+        )
 
     @classmethod
     def of_gguf(cls, file: Path) -> Self:
@@ -77,20 +99,8 @@ class TemplateFiles:
         sources = {name: source for name, source in found.items() if isinstance(source, str)}
         if any(len(source) > MAX_TEMPLATE_BYTES for source in sources.values()):
             raise ValueError(f"{file}: {GGUF_TEMPLATE} has more than {MAX_TEMPLATE_BYTES} bytes")
-        return cls(sources, special_tokens(metadata))
-
-
-def template_source(model: Path) -> str:
-    """Returns the name of the file that holds a checkpoint's template, and the template's key if
-    the file holds more than the template. If the template is in neither a GGUF file,
-    `chat_template.jinja` nor `chat_template.json`, the result names `tokenizer_config.json`, even
-    if the template comes from another file."""
-    if is_gguf(model):
-        return f"{model.name}: {GGUF_TEMPLATE}"
-    if (model / "chat_template.jinja").is_file():
-        return "chat_template.jinja"
-    older = _json(model / "chat_template.json").get("chat_template")
-    return "chat_template.json" if older else "tokenizer_config.json: chat_template"
+        places = {name: f"{file.name}: {keys[name]}" for name in sources}
+        return cls(sources, places, special_tokens(metadata))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from services.frontend.request.text_pair import TextPair
 from services.frontend.request.truncation import CutTooShort, kept_lengths
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.text_frame import TextFrame
-from services.frontend.text.text_pieces import pieces_of
+from services.frontend.text.text_pieces import CUT_TOKENS, pieces_of
 from services.frontend.text.token_texts import TokenTexts
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -203,6 +203,19 @@ class Tokenizer:
             if up_to is not None and n_tokens > up_to:
                 break
         return n_tokens
+
+    def beginning(self, text: str, n_tokens: int) -> str:
+        """Returns the beginning of a text: as many pieces as certainly have `n_tokens` tokens
+        together. Returns the whole text if it has fewer. Counting takes the memory of one piece."""
+        end, n_found = 0, 0
+        for piece in pieces_of(text):
+            end += len(piece)
+            if end == len(text):
+                break  # the last piece need not be counted
+            n_found += self.count_tokens(piece, add_special_tokens=False) - CUT_TOKENS
+            if n_found >= n_tokens:
+                break
+        return text[:end]
 
     @cached_property
     def n_tokens_before(self) -> int:

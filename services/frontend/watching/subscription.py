@@ -29,7 +29,7 @@ REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
 """Texts that tell viewers why a stream broke, keyed by gRPC status. The messages of gRPC are not
-shown, since they contain addresses."""
+shown, because they contain addresses."""
 
 
 class EventReceiver(Protocol):

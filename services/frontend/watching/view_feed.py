@@ -12,8 +12,8 @@ After `here` or `gap` come the changes that `ViewState` keeps, and then new chan
 a queue. If a viewer lets the queue grow too long, the queued changes are dropped, and the stream
 goes on after a gap when the viewer reads again.
 
-The subscription lasts while there are viewers, and `LINGER_S` seconds longer, since pages are often
-loaded again. The subscription includes decisions of the scheduling core only while a viewer
+The subscription lasts while there are viewers, and `LINGER_S` seconds longer, because pages are
+often loaded again. The subscription includes decisions of the scheduling core only while a viewer
 requests decisions. When the first such viewer comes, and when the last one has left, a new
 subscription replaces the old one, and the other viewers get a `gap`. A viewer gets only the
 decisions that are made after its stream began.
@@ -91,7 +91,8 @@ class Viewer:
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
         """Adds new changes to the queue. Together they have `n_bytes` bytes. If the queue becomes
-        too long, drops all queued changes; the next call of `next` then begins with a `gap`."""
+        too long, drops all queued changes; the next call of the method `next` then begins with a
+        `gap`."""
         if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
@@ -143,7 +144,8 @@ class EventSource(Protocol):
 
 
 class ViewFeed:
-    """The feed: all viewers of a frontend, and the view of the pipeline that is sent to them."""
+    """Sends the events of one subscription, as changes in JSON, to all viewers of a frontend. Keeps
+    recent changes for viewers that connect later."""
 
     def __init__(
         self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
@@ -229,8 +231,8 @@ class ViewFeed:
             yield note("away", text=self._away)
 
     def opened(self) -> None:
-        """Begins a new view, since a scheduler is watched from now on. Sends `here` to the viewers,
-        or `gap` to viewers that already see a scheduler."""
+        """Forgets the changes that were kept, because a stream of a scheduler's events begins.
+        Sends `here` to the viewers, or `gap` to viewers that already see a scheduler."""
         self._view, self._state = View(), ViewState()
         self._away = ""
         self._ahead_s = None
@@ -240,7 +242,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Updates the view with new events, and sends the resulting changes to the viewers."""
+        """Converts new events to changes, keeps the changes, and sends them to the viewers."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:
@@ -266,8 +268,8 @@ class ViewFeed:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Sends `away` to the viewers, since no scheduler is watched. Repeated calls send
-        nothing."""
+        """Sends `away` to the viewers, because no scheduler is watched any more. Repeated calls
+        send nothing."""
         self._state = None
         if self._away:
             return
@@ -291,8 +293,8 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until there have been no viewers for `LINGER_S` seconds, or until the subscription
-        must be replaced by one with decisions, or by one without decisions."""
+        """Waits until the subscription is to end: there have been no viewers for `LINGER_S`
+        seconds, or another subscription, with or without decisions, must replace it."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

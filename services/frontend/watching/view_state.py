@@ -1,4 +1,5 @@
-"""Keeps the recent changes, which a new viewer must get before any newer change.
+"""Keeps the recent changes of what viewers see, so that a new viewer gets them before any newer
+change.
 
 Changes are kept as the JSON that was sent to earlier viewers: the last iterations, requests that
 have not ended or have just ended, the pool, and the epochs, marks (events such as the loss of a
@@ -32,7 +33,7 @@ kept."""
 
 
 class History:
-    """Recent changes of one kind, oldest first."""
+    """Keeps the recent changes of one kind, oldest first, within limits of age, number and size."""
 
     def __init__(self, max_s: int, max_changes: int, max_bytes: int) -> None:
         self._max_s = max_s
@@ -60,8 +61,8 @@ class History:
 
 
 class KnownRequests:
-    """The turns (changes of state) of known requests. Requests that have ended come before requests
-    that still run."""
+    """Keeps the turns (changes of state) of requests. Iteration yields the turns of requests that
+    have ended before the turns of requests that still run."""
 
     def __init__(self) -> None:
         self._live: dict[int, list[bytes]] = {}
@@ -78,8 +79,9 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn of a request. A request with more than MAX_TURNS turns loses its second turn.
-        If another limit is exceeded, drops the oldest requests, first those that have ended."""
+        """Adds a turn (a change of state) of a request. A request with more than MAX_TURNS turns
+        loses its second turn. If another limit is exceeded, drops the oldest requests, first those
+        that have ended."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
         turns.append(data)
@@ -101,8 +103,8 @@ class KnownRequests:
 
 
 class KnownEpochs:
-    """The epochs of the pipelines that serve. Iteration yields earlier epochs first. If no pipeline
-    serves, the epoch of the pipeline that was lost last is kept."""
+    """Keeps the epochs of the pipelines that serve, and earlier epochs. Iteration yields earlier
+    epochs first. If no pipeline serves, the epoch of the pipeline that was lost last is kept."""
 
     def __init__(self) -> None:
         self._serving: dict[int, tuple[Json, bytes]] = {}  # by the number of the pipeline
@@ -115,7 +117,8 @@ class KnownEpochs:
 
     def add(self, change: Json, data: bytes) -> None:
         """Adds an epoch. The epoch replaces the current epoch of its pipeline, and all current
-        epochs of other terms. Replaced epochs are kept as earlier epochs."""
+        epochs of other terms (periods in which one scheduler leads). Replaced epochs are kept as
+        earlier epochs."""
         for pipeline, (epoch, _) in list(self._serving.items()):
             if pipeline == change["pipeline"] or _term_of(epoch) != _term_of(change):
                 replaced, its_data = self._serving.pop(pipeline)
@@ -124,8 +127,7 @@ class KnownEpochs:
         self._serving[change["pipeline"]] = change, data
 
     def end(self, number: int) -> None:
-        """Removes the epoch `number`, which is over. Keeps the epoch if no other pipeline
-        serves."""
+        """Removes the epoch `number`, which is over. Keeps it if no other pipeline has an epoch."""
         left = {one: it for one, it in self._serving.items() if it[0]["epoch"] != number}
         self._serving = left or self._serving
 
@@ -136,8 +138,8 @@ def _term_of(epoch: Json) -> int:
 
 
 class ViewState:
-    """The changes since a scheduler is watched, as far as they are kept. With them, a viewer that
-    connects later can draw the present state. A new object is empty."""
+    """Keeps the recent changes since the frontend began to watch the scheduler. From these changes,
+    a viewer that connects later can draw the present state. A new object is empty."""
 
     def __init__(self) -> None:
         self._epochs = KnownEpochs()
@@ -148,8 +150,9 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, change: Json, data: bytes) -> None:
-        """Keeps a change that was sent to viewers. `change` is the change as an object, and `data`
-        is its JSON. Decisions are not kept."""
+        """Keeps a change for viewers that connect later. `change` is the object, and `data` the
+        JSON of it that was sent to the present viewers. Decisions of the scheduling core are not
+        kept."""
         at = change["t"]
         match change["type"]:
             case "epoch":
@@ -168,7 +171,8 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the kept changes for a new viewer, each as JSON. The epochs come first."""
+        """Yields the kept changes, each as JSON, for a viewer that has just connected. The epochs
+        come first."""
         yield from self._epochs
         yield from self._marks
         yield from self._requests

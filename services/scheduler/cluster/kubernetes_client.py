@@ -53,8 +53,8 @@ IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 
 class KubernetesClient:
-    """Connections to one API server: the server of the cluster in which this pod runs, or the
-    server that KUBECONFIG names."""
+    """Calls one API server: the server of the cluster in which this pod runs, or the server that
+    KUBECONFIG names."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class KubernetesClient:
         self._api: client.ApiClient
 
     async def __aenter__(self) -> Self:
-        """Reads the configuration. Nothing is connected yet.
+        """Reads the configuration of the client, and does not connect yet.
 
         Raises:
             Unavailable: there is no configuration.
@@ -81,7 +81,7 @@ class KubernetesClient:
         await self._api.close()
 
     def lease_store(self, namespace: str, name: str) -> KubernetesLeaseStore:
-        """Returns the store of a Lease object. The first write creates it."""
+        """Returns the store of a Lease object. The first write creates a missing object."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
     def scale(self, namespace: str, deployment: str) -> KubernetesScale:
@@ -108,7 +108,7 @@ class KubernetesClient:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
 
     async def set_deletion_cost(self, namespace: str, name: str, cost: int) -> None:
-        """Sets the annotation of a pod by which Kubernetes chooses the pods to delete first.
+        """Annotates a pod with its deletion cost: Kubernetes deletes pods with lower costs first.
 
         Raises:
             PodsUnavailable: the pod could not be changed.
@@ -165,7 +165,7 @@ class KubernetesPods:
         self._silence_limit_s = silence_limit_s
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """Returns the pods and the version from which to watch for changes. Raises as
+        """Returns the pods and the version from which to watch for changes. Raises the errors of
         `PodSource.list_pods`."""
         try:
             response = await self._request({}, self._call_timeout_s)
@@ -176,7 +176,8 @@ class KubernetesPods:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yields the changes of the pods since `version`. Raises as `PodSource.watch_pods`."""
+        """Yields the changes of the pods since `version`. Raises the errors of
+        `PodSource.watch_pods`."""
         try:
             query = {
                 "watch": "true",
@@ -296,7 +297,7 @@ def _version(item: Any) -> str:
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
     """Returns a field that every answer of the API has. Raises ValueError if the field is missing,
-    empty or not of the type `kind`, since then another server may have answered."""
+    empty or not of the type `kind`, because then another server may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:
         raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")

@@ -21,8 +21,8 @@ def status_of(error: Exception) -> int | None:
 
 
 def explain(action: str, error: Exception) -> str:
-    """Returns the reason of a failure in one line. The message of the API server is included, if
-    there is one, since it names the account and the missing right."""
+    """Returns one line that says why `action` failed. It includes the message of the API server, if
+    there is one, because that names the account and the missing right."""
     if not isinstance(error, client.ApiException):
         return f"cannot {action}: {str(error) or type(error).__name__}"
     try:

@@ -1,4 +1,4 @@
-"""The lease of an election as an object of the Kubernetes API."""
+"""Stores the lease of an election as a Lease object of the Kubernetes API."""
 
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -19,7 +19,7 @@ RELEASED_ANNOTATION = "orcinus/released"
 
 
 class KubernetesLeaseStore:
-    """A `LeaseStore` on an object of `coordination.k8s.io/v1`."""
+    """A `LeaseStore` that keeps the lease in a Lease object (`coordination.k8s.io/v1`)."""
 
     def __init__(
         self, api: client.ApiClient, namespace: str, name: str, call_timeout_s: float
@@ -34,7 +34,7 @@ class KubernetesLeaseStore:
         return client.V1ObjectMeta(name=self._name, namespace=self._namespace)
 
     async def read(self) -> LeaseRecord:
-        """Reads the lease. Raises as `LeaseStore.read`."""
+        """Reads the lease. Raises the errors of `LeaseStore.read`."""
         try:
             lease = await self._api.read_namespaced_lease(
                 self._name, self._namespace, _request_timeout=self._call_timeout_s
@@ -47,7 +47,7 @@ class KubernetesLeaseStore:
         return self._record(lease)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces or creates the lease. Raises as `LeaseStore.write`.
+        """Replaces or creates the lease. Raises the errors of `LeaseStore.write`.
 
         The lease is replaced and created by a PUT: the API creates a Lease that is not there, and
         refuses to replace a Lease without its version. The right to create by a PUT can be limited

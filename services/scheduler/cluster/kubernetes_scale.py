@@ -1,4 +1,4 @@
-"""The number of replicas of a Deployment, by its `scale` subresource.
+"""Reads and sets the number of replicas of a Deployment through its `scale` subresource.
 
 A right to that subresource allows to change the number of replicas and nothing else of the
 Deployment.
@@ -17,7 +17,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class KubernetesScale:
-    """A `ReplicaStore` on a Deployment."""
+    """A `ReplicaStore` that keeps the number of workers as the replicas of a Deployment."""
 
     def __init__(
         self, api: client.ApiClient, namespace: str, deployment: str, call_timeout_s: float
@@ -28,11 +28,11 @@ class KubernetesScale:
         self._call_timeout_s = call_timeout_s
 
     async def read(self) -> int:
-        """Returns the number of replicas. Raises as `ReplicaStore.read`."""
+        """Returns the number of replicas. Raises the errors of `ReplicaStore.read`."""
         return await self._call("GET")
 
     async def write(self, n_workers: int) -> None:
-        """Sets the number of replicas. Raises as `ReplicaStore.write`."""
+        """Sets the number of replicas. Raises the errors of `ReplicaStore.write`."""
         await self._call("PATCH", {"spec": {"replicas": n_workers}})
 
     async def _call(self, method: str, patch: dict[str, Any] | None = None) -> int:
@@ -64,8 +64,8 @@ class KubernetesScale:
 
 
 def _n_replicas(scale: Any) -> int:
-    """Returns the number of replicas in a Scale object. A missing number means 0, since the API
-    leaves a 0 out. Raises ValueError if the answer is no Scale object, since then another server
+    """Returns the number of replicas in a Scale object. A missing number means 0, because the API
+    leaves a 0 out. Raises ValueError if the answer is no Scale object, because then another server
     may have answered."""
     spec = scale.get("spec") if isinstance(scale, dict) and scale.get("kind") == "Scale" else None
     n_replicas = spec.get("replicas", 0) if isinstance(spec, dict) else None

@@ -44,7 +44,7 @@ from services.scheduler.cluster.observed_lease import ObservedLease
 log = logging.getLogger(__name__)
 
 JITTER = 1.2
-"""Ratio of the longest pause between attempts, which is the retry period, to the shortest."""
+"""Longest pause between two attempts, which is the retry period, divided by the shortest pause."""
 
 SUCCESSION_PERIOD_S = 0.2
 """Seconds between two checks whether the next leader has taken the lease."""
@@ -75,8 +75,8 @@ class LeaderElector:
     ) -> None:
         """Creates a candidate. Other processes connect to `address` to see whether this process
         still runs. `predecessors` is a prefix of identities: processes whose identities begin with
-        the prefix have ended, since this process runs in their container. The prefix is empty if no
-        such processes are known. `model` returns the description of the model that is served, or
+        it have ended, because this process runs in their container. The prefix is empty if no such
+        processes are known. `model` returns the description of the model that is served, or
         was served last, as far as this process knows; the description is written into the lease."""
         if not 0 < 2 * retry_period_s < lease_duration_s:
             raise ValueError(
@@ -301,10 +301,10 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads the lease. Raises LeadershipLost if another process holds the lease or has held it
-        since. A lease that was only deleted or emptied still belongs to this leader, unless the
-        leader's last renewal is so long ago that another process may have held the lease in
-        between."""
+        """Reads the lease. Raises LeadershipLost if another process holds the lease, or has held it
+        since this leader's last renewal. A lease that was only deleted or emptied still belongs to
+        this leader, unless that renewal is so long ago that another process may have held the lease
+        in between."""
         record = await self._lease.read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")

@@ -118,7 +118,7 @@ class LeaderWatch:
         self._watched = Watched("")
 
     async def run(self) -> None:
-        """Watches until cancelled."""
+        """Tests the leader repeatedly until cancelled. Notifies the election of its death once."""
         while True:
             if holder := self._election.leader:
                 await self._look(holder, self._election.leader_address)

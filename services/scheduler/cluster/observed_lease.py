@@ -64,8 +64,8 @@ class ObservedLease:
     def may_soon_be_taken(self) -> bool:
         """Whether this process could take the lease when its holder loses it. For this, the time
         since the last answer of the store must be shorter than the lease's duration. In addition,
-        the lease must not have been free for longer than the timeout of a call, since this process
-        should have taken it by then."""
+        the lease must not have been free for longer than the timeout of a call, because this
+        process should have taken it by then."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self.call_timeout_s
         return now - self._contact_at < self._duration_s and not has_waited

@@ -162,7 +162,7 @@ class PodDirectory:
     async def run(self) -> None:
         """Keeps the list of pods up to date until cancelled. Failures of the API server do not end
         the updates. If this process loses the right to list pods later, waits until it has the
-        right again, since the known workers still serve.
+        right again, because the known workers still serve.
 
         Raises:
             PodsForbidden: this process may not list or watch pods.
@@ -207,7 +207,7 @@ class PodDirectory:
     def _update(self) -> None:
         """Updates the addresses: one for each pod that has an IP address and is not ending. Several
         pods may have one address, for example if they use the network of their node. They count as
-        one worker, since only one of them can listen at the address."""
+        one worker, because only one of them can listen at the address."""
         before = list(self._reachable)
         pods = self._by_address([pod for pod in self._pods.values() if not pod.is_terminating])
         self._reachable = {address: sharing[0] for address, sharing in pods.items()}

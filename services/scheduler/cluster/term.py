@@ -15,7 +15,7 @@ from services.common.epochs import EPOCHS_PER_TERM, MAX_REACHED_EPOCH
 
 
 class Term(Protocol):
-    """A term of a leader, which gives out the numbers of new epochs."""
+    """The term of a leader: gives out the numbers of the leader's new epochs."""
 
     async def next_epoch(self, seen: int) -> int:
         """Returns an epoch newer than `seen`, the newest that any stage has been in.

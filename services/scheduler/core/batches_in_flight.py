@@ -10,7 +10,7 @@ from services.scheduler.core.request import Request
 
 
 class BatchesInFlight:
-    """The batches in flight, the oldest first."""
+    """Holds the batches in flight, the oldest first."""
 
     def __init__(self) -> None:
         self._batches: dict[int, Batch] = {}  # by iteration
@@ -23,11 +23,11 @@ class BatchesInFlight:
         return self._batches.values()
 
     def get(self, iteration: int) -> Batch | None:
-        """Returns the batch of an iteration, or None if it is not in flight."""
+        """Returns the batch of an iteration, or None if that batch is not in flight."""
         return self._batches.get(iteration)
 
     def add(self, batch: Batch) -> None:
-        """Notes that a batch is sent."""
+        """Adds a batch that is about to be sent."""
         self._batches[batch.iteration] = batch
 
     def take(self, iteration: int, n_tokens: int) -> Batch:
@@ -42,10 +42,10 @@ class BatchesInFlight:
                 f"iteration {iteration} returned, but {oldest} is the oldest in flight"
             )
         batch = self._batches.pop(iteration)
-        n_sampled = batch.n_sampled + batch.n_drafts
-        if n_tokens != n_sampled:
+        n_expected = batch.n_sampled + batch.n_drafts
+        if n_tokens != n_expected:
             raise ValueError(
-                f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
+                f"iteration {iteration} returned {n_tokens} tokens instead of {n_expected}"
             )
         return batch
 
@@ -55,5 +55,5 @@ class BatchesInFlight:
             self._batches[iteration] = batch.with_requests(replacements)
 
     def clear(self) -> None:
-        """Forgets all batches, since the pipeline is lost."""
+        """Forgets all batches, because the pipeline is lost."""
         self._batches.clear()

@@ -6,8 +6,8 @@ all, some or none of its keys and values. It writes only slots from the first po
 on, and into no block that the prefix cache had when the batch was selected. So the keys and values
 of the returned batches are complete. Here they become entries of the prefix cache, and all other
 blocks become free. If the ranks still have their memory in the next epoch, that epoch takes the
-cache over, and the requests go on where they were: what was in flight is computed again and writes
-the same bits.
+cache over, and the requests go on where they were: tokens that were in flight are computed again,
+and the same bits are written.
 """
 
 from collections.abc import Collection

@@ -5,7 +5,7 @@ leaves the request to another pipeline that also has room and is better for it. 
 is depends on two numbers of prompt tokens. The first counts tokens that the pipeline must compute
 before the request: tokens of admitted requests that are not selected yet. The second counts tokens
 of the request itself that the pipeline's prefix cache does not have. Each running request counts as
-`RUNNING_TOKENS` tokens in addition, since it has a token in each iteration. Tokens of the request
+`RUNNING_TOKENS` tokens in addition, because it has a token in each iteration. Tokens of the request
 itself count `COMPUTING_WEIGHT` times: they delay not only this request, but all later ones of the
 pipeline. So requests spread over idle pipelines, and a request goes to the pipeline that has
 computed its beginning, unless that one is much busier.
@@ -35,12 +35,12 @@ request makes a pipeline less suitable by that many tokens."""
 
 COMPUTING_WEIGHT = 3
 """Weight of a prompt token of the placed request itself, where a prompt token that is computed
-before the request has the weight 1. The request's own tokens weigh more, since they delay all later
-requests too."""
+before the request has the weight 1. The request's own tokens weigh more, because they delay all
+later requests too."""
 
 
 class Placement:
-    """The pipelines that may admit requests."""
+    """Decides which pipeline admits each waiting request."""
 
     def __init__(self) -> None:
         self._rooms = Rooms()
@@ -61,13 +61,13 @@ class Placement:
         self._rooms.remove(pipeline)
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
-        """Marks a pipeline as draining. Waiting requests are left to pipelines that do not drain,
-        if any of them may run them. With `is_last`, the draining pipeline admits no request at
-        all."""
+        """Notes that a pipeline drains: it is about to end. Waiting requests are left to pipelines
+        that do not drain, if any of them may run them. With `is_last`, the draining pipeline admits
+        no request at all."""
         self._rooms.drain(pipeline, is_last=is_last)
 
     def drains(self, pipeline: Hashable) -> bool:
-        """Returns whether a pipeline drains."""
+        """Returns whether a pipeline drains, so that it is about to end."""
         return self._rooms.drains(pipeline)
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
@@ -81,7 +81,7 @@ class Placement:
         """Returns the least number of tokens that another pipeline would have to compute to
         continue a request that runs in `pipeline`. The other pipeline must also have room for
         `n_more` further requests, which need `n_more_blocks` blocks. Returns None if no pipeline
-        has room, or if the request should stay where it is."""
+        has room, or if the request may stay in `pipeline`."""
         rooms = self._rooms.eligible(request)
         if pipeline in rooms:
             return None
@@ -220,7 +220,8 @@ class _Choice:
         return min((best, *idle), key=soonest) if idle else best
 
     def _before(self, pipeline: Hashable) -> int:
-        """Returns how many prompt tokens a pipeline has to compute before another request."""
+        """Returns how many prompt tokens a pipeline has to compute before it begins another
+        request. Running requests are counted as prompt tokens."""
         n_tokens = self._n_tokens.get(pipeline)
         if n_tokens is None:
             room = self._rooms[pipeline]

@@ -1,8 +1,8 @@
-"""Classes that settings name: those of this project, and those of installed packages.
+"""Finds the classes that settings name, in this project and in installed packages.
 
 A package offers a class by an entry point (`importlib.metadata`) whose name is the name in the
-settings. A class of a package is loaded only when a setting names it, since it then runs inside the
-scheduler. Names of this project come first, so that no package can replace one.
+settings. A class of a package runs inside the scheduler, so it is loaded only when a setting names
+it. Names of this project come first, so that no package can replace one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,8 @@ class Registry(Generic[Kind]):
         return name in self._built_in
 
     def __getitem__(self, name: str) -> type[Kind]:
-        """Returns the class with a name, and loads it if it is of an installed package.
+        """Returns the class with the name `name`. Loads the class if an installed package offers
+        it.
 
         Raises:
             ValueError: there is no such class, or it does not follow the contract.

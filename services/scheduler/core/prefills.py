@@ -6,7 +6,7 @@ from services.scheduler.core.request import Request
 
 
 class Prefills:
-    """The admitted requests with prompt tokens that were in no batch yet, and the number of these
+    """Records the admitted requests that have prompt tokens in no batch yet, and counts these
     tokens."""
 
     def __init__(self) -> None:
@@ -18,8 +18,9 @@ class Prefills:
         return sum([one.n_prefill_tokens - one.n_scheduled for one in self._requests])
 
     def settle(self, batch: Sequence[Request]) -> None:
-        """Notes that a batch has been selected. Adds the requests of the batch that have prompt
-        tokens left, and removes requests that have none left."""
+        """Brings the record up to date after `batch` has been selected. Adds its requests that have
+        prompt tokens left, and removes all requests that have none left. A token is left until it
+        is in a batch."""
         known = [*self._requests, *batch]
         self._requests = {one: None for one in known if one.n_scheduled < one.n_prefill_tokens}
 

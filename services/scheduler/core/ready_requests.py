@@ -8,7 +8,7 @@ from services.scheduler.core.request import Request
 
 
 class ReadyRequests:
-    """A list of requests without repetitions, sorted by the places of the requests."""
+    """Keeps requests in a list, each once, sorted by their places."""
 
     def __init__(self) -> None:
         self.by_place: list[Request] = []

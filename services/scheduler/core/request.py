@@ -44,18 +44,18 @@ class FinishReason(Enum):
 
 
 MAX_LOSSES = 4
-"""Number of consecutive epochs lost with a request in flight after which the request counts as the
-cause. The first two losses may have had all requests in flight, and so say little; at the others
-the request was the only suspect."""
+"""A request counts as the cause if this many epochs in a row are lost while it is in flight. At the
+first two losses many requests may have been in flight; at the later ones this request was the only
+suspect in flight."""
 
 MAX_DEATHS = 2
-"""Number of consecutive epochs, each ended by a rank that failed by itself with a request in
-flight, after which the request counts as the cause. The number is smaller than `MAX_LOSSES`, since
-such a failure is stronger evidence than the loss of a node."""
+"""A request counts as the cause if a rank failed by itself (by an error or a signal) at this many
+of the losses that its `n_losses` counts. The number is smaller than `MAX_LOSSES`, because such a
+failure is stronger evidence than the loss of a node."""
 
 N_PROVING_TOKENS = 2
-"""Number of new tokens after which a suspect is cleared, and after which a request may be moved
-again for a late pipeline: it has then run as a prefill and as a decode."""
+"""Number of new tokens after which a request is no longer suspected of a loss, and may again be
+moved away from a late pipeline. By then it has run as a prefill and as a decode."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +65,14 @@ class Request:
     The sequence of a request consists of the prompt, the generated tokens, and `n_awaited` tokens
     that are being sampled. The first `n_scheduled` tokens of the sequence have been sent to the
     ranks, so their keys and values are stored or about to be stored. A request may arrive with
-    tokens that were generated under an earlier leader, and may be preempted and computed again. All
-    tokens that it has at that time are its prefill.
+    tokens that were generated under an earlier leader, and may be preempted and computed again. In
+    both cases, the tokens that it then has are its prefill.
     """
 
     request_id: RequestId
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
-    """Largest number of tokens to generate. With 0 the request gets a vector instead."""
+    """Largest number of tokens to generate. With 0 the request gets a vector (`wants_vector`)."""
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`, without the grammar; the core does not
     read it."""
@@ -99,7 +99,7 @@ class Request:
     deadline: float | None = None
     """Time, by the scheduler's clock, at which the request is given up if it still waits."""
     client: ServedClient | None = None
-    """The client that is charged for the request, assigned by an order that counts service."""
+    """The client that is charged for the request; set by an order that is fair to clients."""
     arrival: int = -1
     """The request's number in the order of arrival; set by the pool."""
     place: int = -1
@@ -107,9 +107,10 @@ class Request:
     state: RequestState = RequestState.INITIATION
     generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
-    """Consecutive epochs that were lost with the request in flight, since it was last cleared."""
+    """Number of epochs lost in a row with the request in flight; 0 again once it proves
+    harmless."""
     n_deaths: int = 0
-    """Number of the losses in `n_losses` at which a rank failed by itself."""
+    """Number of the losses in `n_losses` at which a rank failed by itself (error or signal)."""
     pipeline: int = -1
     """Number of the pipeline that admitted the request last; -1 before the first admission."""
     moved_from: int | None = None
@@ -153,14 +154,13 @@ class Request:
     is_broken: bool = False
     """Whether numbers that the model computed for the request are not finite."""
     is_cut: bool = False
-    """Whether the output ends before its grammar is complete, since a rank cannot follow the
+    """Whether the output ends before its grammar is complete, because a rank cannot follow the
     grammar further."""
     runs_whole: bool = False
-    """Whether the prompt must be computed in one iteration, as an encoder needs it."""
+    """Whether the prompt must be computed in one iteration, as encoders require."""
     n_prompt_tokens: int = field(init=False)
     n_tokens: int = field(init=False)
-    """Number of known tokens of the sequence. The number is stored, since it is read many times for
-    each token."""
+    """Number of known tokens of the sequence. Stored because it is read often for each token."""
 
     def __post_init__(self) -> None:
         self.n_prompt_tokens = len(self.prompt_token_ids)
@@ -189,15 +189,16 @@ class Request:
 
     @property
     def needs_trial(self) -> bool:
-        """Whether the request is admitted alone among the suspects, so that the next loss can be
-        blamed on it: it was in flight at two losses in a row, or when a rank failed by itself."""
+        """Whether the request is admitted as the only suspect on trial, so that a loss can be
+        blamed on it. True if it was in flight at two losses of a pipeline in a row, or when a rank
+        failed by itself (by an error or a signal)."""
         return self.n_losses > 1 or self.n_deaths > 0
 
     @property
     def may_move(self) -> bool:
         """Whether the request moves to another pipeline if its own pipeline is late. A suspect
-        stays, and so does a request that was moved before and has made no progress since: it may be
-        the cause."""
+        stays, and so does a request that was moved before and has made no progress after that: it
+        may be the cause of the delay."""
         if self.is_suspect:
             return False
         return not self.was_late or self.n_new_tokens >= N_PROVING_TOKENS
@@ -232,15 +233,15 @@ class Request:
         """Returns whether the request could join the next iteration, even if it is in other
         batches.
 
-        While a part of the prompt is in flight, the next part can run, since it depends on nothing
-        that these batches compute. The request cannot run while its last token is awaited, or while
-        its drafts are being verified.
+        While a part of the prompt is in flight, the next part can run, because it depends on
+        nothing that these batches compute. The request cannot run while its last token is awaited,
+        or while its drafts are being verified.
         """
         return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.drafts)
 
     def can_run_ahead(self) -> bool:
-        """Returns whether the request could join the next iteration with token hand-off. With
-        hand-off, the request can also run if a rank will have sampled its last token by then."""
+        """Returns whether the request could join the next iteration with token hand-off
+        (`scheduler.py`), also if a rank has yet to sample its last token."""
         if self.is_cancelled or self.drafts:
             return False
         if self.n_scheduled < self.n_tokens:

@@ -1,7 +1,7 @@
 """The request pool: all requests in the system. The pool outlives epochs.
 
-The pool limits the number of requests and the number of tokens, of prompts and outputs, that their
-sequences may reach; so it also limits memory. Its `Order` decides which request comes first.
+The pool limits the number of requests, and the number of tokens (prompts and outputs) that they may
+reach together; so it also limits memory. Its `Order` decides which request comes first.
 
 Each pipeline has its own `RequestPool`: the pool as this pipeline sees it. All pipelines share the
 waiting requests (`shared_requests.py`), and `placement.py` decides which one admits a request.
@@ -51,15 +51,15 @@ class RequestPool:
     ) -> None:
         """`order` decides which request comes first; None means first come, first served, as in the
         paper. `control` is notified of requests that start or stop waiting. `shared` is the state
-        that other pipelines use, too. Without it, this is the first pipeline, and `order` and
-        `control` count."""
+        that the pools of earlier pipelines share; `order` and `control` are then not used. Without
+        it, this is the first pipeline."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.shared = shared or SharedRequests(order, control)
         """The state that all pipelines share: the waiting requests, and the accounts of the whole
         pool."""
         self.order = self.shared.order
-        """The requests in the state INITIATION, and the choice of the next one."""
+        """Holds the requests in the state INITIATION, and chooses the next one."""
         self.waiting = self.shared.waiting
         """Deadlines and counts of the requests in the state INITIATION."""
         self._suspects = Suspects(self.shared.suspects, partial(self.shared.placement.fits, self))
@@ -70,7 +70,7 @@ class RequestPool:
         self.gates = Gates(self.grammars, self.adapters)
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self.n_running_vectors = 0
-        """Number of the admitted requests that want vectors."""
+        """Number of the admitted requests that want vectors (embeddings, scores)."""
         self._vectors = VectorGate()
         self._ready = ReadyRequests()  # the admitted requests that can run
         self.prefills = Prefills()  # the admitted requests with prompt tokens to select
@@ -86,7 +86,7 @@ class RequestPool:
         self.shared.pools.append(self)
 
     def beside(self) -> "RequestPool":
-        """Returns the `RequestPool` of a further pipeline, which shares the waiting requests."""
+        """Returns a `RequestPool` for a further pipeline. Both share the waiting requests."""
         return RequestPool(
             max_requests=self.max_requests, max_tokens=self.max_tokens, shared=self.shared
         )
@@ -121,8 +121,8 @@ class RequestPool:
 
     @property
     def has_both_kinds(self) -> bool:
-        """Whether there are requests for vectors beside other requests, running in this pipeline or
-        waiting. False while a suspect waits for its trial or is on trial."""
+        """Whether both requests for vectors and requests for tokens run in this pipeline or wait.
+        False while a suspect waits for its trial or is on trial."""
         n_vectors = self.n_running_vectors + self.shared.n_waiting_vectors
         return 0 < n_vectors < len(self._admitted) + len(self.order) and not self.has_trials
 
@@ -133,12 +133,12 @@ class RequestPool:
 
     @property
     def ready_by_place(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, by their places."""
+        """Snapshot of the admitted requests that can be in the next iteration, sorted by place."""
         return tuple(self._ready.by_place)
 
     @property
     def has_trials(self) -> bool:
-        """Whether a suspect waits for its trial, or is on trial in this pipeline."""
+        """Whether a suspect (`suspects.py`) waits for its trial, or is on trial here."""
         return self._suspects.are_in(self._admitted)
 
     def add(self, request: Request) -> None:
@@ -172,15 +172,15 @@ class RequestPool:
 
     def may_admit(self, request: Request) -> bool:
         """Returns whether the pipeline may admit a waiting request: the pipeline is not late, its
-        ranks have the request's grammar and adapter, and the request is not left to another one.
-        """
+        ranks have the request's grammar and adapter, and no other pipeline is to admit the
+        request."""
         if self.is_late or not self.gates.passes(request):
             return False
         return self.shared.placement.is_for(self, request)
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the requests of `candidates`, and also requests that wait for their grammars or
-        adapters."""
+        """Yields the requests of `candidates`, and also those that their grammars, their adapters,
+        the limit on vectors or another pipeline keep out of the next iteration."""
         if self.is_late or not len(self.order):
             return iter(self._ready)
         return self.order.line_up(
@@ -195,13 +195,13 @@ class RequestPool:
         return self.grammars.next_due(self.line())
 
     def line(self) -> Iterator[Request]:
-        """Yields the waiting requests in order. Leaves out requests that wait for suspects."""
+        """Yields the waiting requests in order. Leaves out requests that suspects hold back."""
         return self.order.line_up((), self._suspects.may_be_admitted(self._admitted))
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
-        """Returns the limits on the tokens of clients, and of all requests for vectors, in the next
-        batch. Returns None if neither is limited. The order limits no client while a suspect waits
-        for its trial or is on trial."""
+        """Returns the limits on tokens in the next batch: of each client, and of all requests for
+        vectors (`vector_tokens`). Returns None if there are none. No client is limited while a
+        suspect waits for its trial or is on trial."""
         ready, of_order = self._ready.by_place, None
         if not self.has_trials:
             of_order = self.order.batch_limits(self._admitted, ready, pipeline=self.number)
@@ -288,8 +288,7 @@ class RequestPool:
         self.shared.wake_others(self)
 
     def preempt_all(self) -> list[Request]:
-        """Makes all admitted requests wait again, since the epoch is over. Returns these
-        requests."""
+        """Makes all admitted requests wait again, because the epoch is over. Returns them."""
         begun = list(self._admitted)
         self.is_late = False
         self._admitted.clear()

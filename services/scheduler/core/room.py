@@ -1,9 +1,9 @@
 """What placement (`placement.py`) knows of each pipeline, and which pipelines may run a request.
 
-Two rules limit the choice of a pipeline, even where others have room. A request stays on the build
-of workers that made its tokens, as long as a pipeline of this build could run it: another build may
-continue with other tokens. And a pipeline that drains admits a request only if no other pipeline
-may run it.
+Two rules limit the choice of a pipeline, even where other pipelines have room. A request stays on
+the build of workers that made its tokens, as long as a pipeline of this build could run it: another
+build may continue with other tokens. And a pipeline that drains admits a request only if no other
+pipeline may run it.
 """
 
 from collections.abc import Collection, Hashable, Mapping
@@ -101,8 +101,8 @@ class Rooms:
         self._compare()
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:
-        """Notes that a pipeline drains. With `is_last`, the pipeline admits no request from now
-        on."""
+        """Notes that a pipeline drains: it is about to end. With `is_last`, the pipeline admits no
+        request from now on."""
         self._draining[pipeline] = is_last
         self._compare()
 
@@ -128,7 +128,8 @@ class Rooms:
 
     def is_needed(self, pipeline: Hashable, waiting: Collection[Request]) -> bool:
         """Returns whether a pipeline that drains must go on: no other pipeline stays, or a waiting
-        request may run in this pipeline only. Returns False if it was drained with `is_last`."""
+        request may run in this pipeline only. Returns False if `drain` was called with
+        `is_last`."""
         if self._draining.get(pipeline):
             return False
         if all(one in self._draining for one in self._rooms):

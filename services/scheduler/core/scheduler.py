@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def has_left(self) -> bool:
-        """Whether the pipeline drains and has nothing left to do, so that its epoch can end."""
+        """Whether the pipeline drains, and no request runs in it or needs it: its epoch can end."""
         return not self.n_in_flight and self._departure.is_over
 
     def submit(self, request: Request) -> None:
@@ -246,7 +246,7 @@ class Scheduler:
         self._departure.begin(is_last=is_last)
 
     def release_late(self) -> tuple[list[Request], list[Update]]:
-        """Lets the running requests wait again for other pipelines, since a batch in flight is
+        """Lets the running requests wait again for other pipelines, because a batch in flight is
         late. This pipeline admits no request until it returns a batch.
 
         Each request continues only in the pipeline that admits it next. Results of batches in
@@ -273,12 +273,12 @@ class Scheduler:
     def suspend(
         self, iteration: int = 0, *, is_by_itself: bool = False
     ) -> tuple[list[Request], list[Update]]:
-        """Lets all requests wait again, since the epoch is over. The prefix cache has all complete
-        keys and values from then on (`complete_kv.py`), for a later epoch that takes it over.
+        """Lets all requests wait again, because the epoch is over. From then on the prefix cache
+        has all complete keys and values (`complete_kv.py`), for a later epoch that takes it over.
         `is_by_itself` says that a rank failed without a cause from outside. `iteration` is the
         iteration that the rank computed, or 0 if that is not known. The requests of this iteration,
-        or else all requests in flight, are suspects (`suspects.py`). Returns the requests that had
-        begun, and the updates of requests that end because they were cancelled or have failed."""
+        or else all requests in flight, become suspects (`suspects.py`). Returns the requests that
+        had begun, and the updates of requests that end, cancelled or failed."""
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
@@ -295,8 +295,8 @@ class Scheduler:
         return begun, ends
 
     def resume(self, earlier: "Scheduler") -> None:
-        """Takes over the prefix cache of a suspended core, because the ranks still have the keys
-        and values of its epoch. Must be called before `adopt`.
+        """Takes over the prefix cache of a suspended core. Call it before `adopt`, and only if the
+        ranks still have the keys and values of that core's epoch.
 
         Raises:
             ValueError: the K/V memory of the earlier epoch is of another kind.

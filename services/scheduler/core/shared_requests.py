@@ -58,21 +58,21 @@ class PoolView(Protocol):
 
 
 class SharedRequests:
-    """The waiting requests of all pipelines, and the counts of the whole pool."""
+    """Holds the waiting requests of all pipelines, and the counts of the whole pool."""
 
     def __init__(self, order: Order | None, control: AdmissionControl | NoControl) -> None:
         self.order = FirstComeFirstServed() if order is None else order
-        """The waiting requests, and the choice of the next one."""
+        """Holds the waiting requests, and chooses the next one."""
         self.waiting = Waiting(self.order, control)
         """Deadlines and counts of the waiting requests."""
         self.suspects: dict[Request, None] = {}
-        """The waiting suspects that need a trial (`suspects.py`)."""
+        """The waiting requests that need a trial (`suspects.py`)."""
         self.grammars: Counter[bytes] = Counter()
-        """The number of waiting requests of each grammar, by the grammar's digest."""
+        """Number of the waiting requests that use a grammar, by the digest of the grammar."""
         self.adapters = SharedAdapters()
         """The adapters that requests may use, and the adapters that clients ask to load."""
         self.placement = Placement()
-        """The choice of the pipeline that admits a waiting request."""
+        """Chooses the pipeline that admits a waiting request."""
         self._cache_room = CacheRoom()
         self.pools: list[PoolView] = []
         """The pools of all pipelines, by the pipelines' numbers."""
@@ -92,8 +92,8 @@ class SharedRequests:
         return self.n_vectors - sum([pool.n_running_vectors for pool in self.pools])
 
     def open(self, pool: Hashable, room: Room, blocks: Blocks) -> None:
-        """Lets the pipeline of `pool` admit requests from now on. `room` and `blocks` are its room
-        for requests and the blocks of its memory."""
+        """Lets the pipeline of `pool` admit requests from now on. `room` describes the load of the
+        pipeline and its room for requests, and `blocks` its K/V blocks."""
         self.placement.open(pool, room)
         self._cache_room.open(pool, blocks)
 
@@ -124,14 +124,16 @@ class SharedRequests:
             pool.wake()
 
     def wake_others(self, pool: PoolView) -> None:
-        """Makes all pipelines except the one of `pool` select again, since requests wait again."""
+        """Makes all pipelines except the one of `pool` select again, because requests wait
+        again."""
         for other in self.pools:
             if other is not pool:
                 other.wake()
 
     def offer_rest(self, pool: PoolView) -> None:
-        """Wakes the other pipelines if requests wait, since the pipeline of `pool` has admitted
-        requests: a request that was left to it may have found no room there."""
+        """Called when the pipeline of `pool` has admitted requests. Wakes the other pipelines if
+        requests still wait: a request that they left to this pipeline may have found no room
+        there."""
         if len(self.order):
             self.wake_others(pool)
 

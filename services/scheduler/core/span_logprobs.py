@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 
 class SpanLogprobs(NamedTuple):
-    """Log-probabilities or the vector that a span produced, serialised by a rank for frontends."""
+    """The log-probabilities or the vector that a rank computed for a span, serialised for
+    frontends."""
 
     sampled: bytes = b""
     """Log-probabilities of the sampled token; empty if the request asks for none."""
     prompt: tuple[tuple[int, bytes], ...] = ()
-    """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
-    token. Empty if the request asks for none."""
+    """Log-probabilities of prompt tokens, in pieces: the position of the first token, and the
+    serialised data. Empty if the request asks for none."""
     vector: bytes = b""
     """Vector of the request whose prompt ends with the span; empty if the request asks for none."""
 

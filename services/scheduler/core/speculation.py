@@ -1,5 +1,5 @@
-"""The success of a request's drafts so far, and the point from which the request gets drafts
-again."""
+"""The success of a request's drafts so far, and the length at which the request gets drafts again
+after a pause."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ FIRST_ACCEPTANCE = 0.75
 after each pause."""
 
 WEIGHT = 0.25
-"""Weight of the last draft in the fraction of right tokens, which is a running mean."""
+"""Weight of the last draft in the running mean of the fraction of right tokens."""
 
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
@@ -28,7 +28,8 @@ class Speculation:
     length: int = FIRST_LENGTH
     """Largest number of tokens in the next draft."""
     pause: int = FIRST_PAUSE
-    """Number of output tokens for which drafting will stop the next time that drafts do not pay."""
+    """Length of the next pause in drafting, in output tokens. The pause begins when drafts are
+    wrong too often."""
     resumes_at: int = 0
     """Length of the sequence, in tokens, at which the request gets drafts again after a pause."""
 

@@ -32,8 +32,8 @@ class WholeBatchScheduler(Scheduler):
         cut: Sequence[int] = (),
         broken: Sequence[int] = (),
     ) -> list[Update]:
-        """Applies tokens like `Scheduler.apply`. Returns the updates of the batches that are
-        complete."""
+        """Applies tokens like `Scheduler.apply`. Returns the updates of complete batches, also
+        those that were withheld until now."""
         updates = super().apply(iteration, token_ids, logprobs, cut=cut, broken=broken)
         return self._withhold(updates)
 

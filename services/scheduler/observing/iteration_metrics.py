@@ -132,7 +132,7 @@ class StageTimes:
 
 @dataclass(slots=True)
 class _Iteration:
-    """An iteration whose result or some of whose timings have not come yet."""
+    """An iteration whose result, or whose timing from some stage, has not come yet."""
 
     sent_ns: int
     in_pipeline_ns: int | None = None

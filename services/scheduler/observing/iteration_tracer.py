@@ -5,9 +5,9 @@ each recorded request of the batch, and the spans of these requests have links b
 
 An iteration is recorded in three cases: it has a recorded request, as often as a rate limit allows;
 it was slow, as often as another limit allows; or the pipeline was lost while it was in flight. In
-the first case the plan of the iteration carries the span, and the stages' spans become children of
-the span. In the second case the iteration is found to be slow only when it returns: then its span
-has the times of the stages as attributes.
+the first case the plan of the iteration carries the context of its span, and the stages' spans
+become children of that span. In the second case the iteration is found to be slow only when it
+returns: then its span has the times of the stages as attributes.
 """
 
 import time
@@ -34,8 +34,8 @@ MAX_PENDING = 64
 
 
 class TraceBudget:
-    """A limit of events per second. After a pause, as many events as the limit allows in one second
-    may pass at once."""
+    """Limits the number of recorded events per second. After a pause, as many events as the limit
+    allows in one second may be recorded at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -56,7 +56,7 @@ class TraceBudget:
 
 
 class UsualDuration:
-    """The usual duration of iterations, kept for each magnitude of the number of tokens.
+    """Learns the usual duration of iterations, for each magnitude of the number of tokens.
 
     The magnitude is the bit length of the number, so that a prefill is not compared with decodes.
     The usual duration is a running median: it goes up by a fiftieth with every longer iteration,
@@ -104,7 +104,7 @@ class _Flight:
 
 
 class Traces:
-    """The tracers of requests and of iterations, and the limits that all epochs share."""
+    """Makes the tracers of requests and of iterations, with the limits that all epochs share."""
 
     def __init__(self, tracer: Tracer, *, policy: str, iterations_per_s: float) -> None:
         self.requests = RequestTracer(tracer)
@@ -225,8 +225,8 @@ class IterationTracer:
         """Does nothing: the iteration is recorded as slow when it returns."""
 
     def closed(self, loss: str | None) -> None:
-        """Ends the spans that are left. Iterations that have not returned were lost with the
-        pipeline, if `loss` gives a reason."""
+        """Ends the spans that are left. If the pipeline was lost, `loss` is the reason, and each
+        iteration that has not returned gets a span with this error."""
         for flight in self._slow.values():
             self._end_slow(flight)
         for flight in self._in_flight.values():

@@ -53,8 +53,8 @@ class SchedulerMetrics:
             self.note_wanted(0)
 
     def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
-        """Sets the gauge that names unfit workers to 1 for each worker in `unfit`, and removes the
-        others."""
+        """Sets the gauge that names unfit workers to 1 for each worker in `unfit`, and removes all
+        other workers from it."""
         self._unfit.clear()
         for worker in unfit:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)
@@ -70,8 +70,8 @@ class SchedulerMetrics:
         self._pipeline.queued.set_function(n_tokens)
 
     def ask_state(self, state: Callable[[], str]) -> None:
-        """Sets the function that returns the state of the model, from which the gauges
-        `orcinus_model_state` are read."""
+        """Sets the function from which the gauges `orcinus_model_state` are read. The function
+        returns the state of the model."""
         for name in MODEL_STATES:
             self._state.labels(name).set_function(partial(_is_state, state, name))
 

@@ -1,5 +1,5 @@
-"""Observers that measure how fast each pipeline is, for the admission control. The scheduling core
-gets the fixed cost of an iteration, as a number of prompt tokens."""
+"""Observers that measure how fast each pipeline is, for the admission control. They also tell the
+scheduling core the fixed cost of an iteration, as a number of prompt tokens."""
 
 import logging
 import time

@@ -74,7 +74,7 @@ class PipelineMetrics:
             registry=registry,
         )
         self.adapter_loads = {end: loads.labels(end) for end in LOAD_ENDS}
-        """Counter of the loads of adapters, by the way in which they ended."""
+        """For each way in which a load of an adapter may end, the counter of such loads."""
         self._cache_config = Info(
             semconv.CACHE_CONFIG.removesuffix("_info"),
             "Shape of the K/V memory of all pipelines together.",

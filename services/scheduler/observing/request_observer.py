@@ -31,7 +31,7 @@ class RequestObserver(Protocol):
         ended with this token."""
 
     def suspended(self, request: Request) -> None:
-        """Notes that a request waits for another pipeline, since its own was lost or is late."""
+        """Notes that a request waits for another pipeline, because its own was lost or is late."""
 
     def preempted(self, request: Request) -> None:
         """Notes that a request was preempted, because other requests get its memory or its pipeline

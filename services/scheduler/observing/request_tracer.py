@@ -144,7 +144,7 @@ class RequestTracer:
         self._end(request, reason.name.lower(), error=error)
 
     def failed(self, request: Request) -> None:
-        """Makes the spans of a request that ended as UNAVAILABLE."""
+        """Makes the spans of a request that ended with the status UNAVAILABLE."""
         self._end(request, "unavailable", error=UNAVAILABLE)
 
     def _end(self, request: Request, end: str, *, error: str | None) -> None:

@@ -1,8 +1,8 @@
 """Loads and drops the adapters of a pipeline, while its iterations go on.
 
 The adapter gate of the pool decides what is loaded and dropped (`core/admission/adapter_gate.py`),
-and the ranks carry out its decisions (`adapter_orders.py`). A waiting request whose adapter cannot
-be loaded, or was unloaded before the request was admitted, is ended here.
+and the ranks carry out its decisions (`adapter_orders.py`). This module ends the waiting requests
+whose adapter cannot be loaded, or was unloaded before they were admitted.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.pipeline.adapter_orders import AdapterOrders
 
 GiveUp = Callable[[Request, str], None]
-"""A function that ends a waiting request, with the reason."""
+"""A function that ends a waiting request. Its second argument is the reason, for the client."""
 
 
 class AdapterChanges:
-    """The loads and drops of adapters of one pipeline."""
+    """Loads and drops the adapters of one pipeline, as the pool's adapter gate decides."""
 
     def __init__(self, pool: RequestPool, orders: AdapterOrders) -> None:
-        """`pool` is the pipeline's own `RequestPool`."""
+        """`pool` is the pipeline's own `RequestPool`. `orders` makes the ranks load and drop."""
         self._pool = pool
         self._orders = orders
 
     async def step(self, give_up: GiveUp) -> None:
-        """Notes the loads that have ended on the ranks, and orders the next changes of their
-        adapters. Ends waiting requests whose adapter will never be loaded, with `give_up`.
+        """Notes the loads that have ended on the ranks, and orders the next load or drop. Calls
+        `give_up` with each waiting request whose adapter will never be loaded.
 
         Raises:
             PipelineLost: the epoch is over.

@@ -31,8 +31,8 @@ class LoadOutcome(NamedTuple):
 
 
 class AdapterOrders:
-    """Sends orders to the ranks of one epoch, and waits for the load that the ranks carry out, if
-    there is one."""
+    """Orders the ranks of one epoch to load and drop adapters, and waits for the one load that they
+    carry out at a time."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class AdapterOrders:
         self._ended: list[LoadOutcome] = []
 
     async def order(self, change: AdapterChange) -> None:
-        """Orders the ranks to carry out a change, after the iterations that were sent, and begins
-        to wait for its load, if it has one.
+        """Orders the ranks to load or drop adapters, once they have run the iterations that were
+        sent before. If `change` loads an adapter, begins to wait for the end of the load.
 
         Raises:
             PipelineLost: the epoch is over.
@@ -82,7 +82,8 @@ class AdapterOrders:
         await self._write(message)
 
     def note(self, stage_index: int, report: worker_pb2.AdapterReport) -> None:
-        """Notes the report of a rank. A report of a load that has ended is ignored."""
+        """Notes a rank's report that it has loaded the adapter, or why it has not. Ignores a report
+        of a load that has ended."""
         if report.load_id != self._load_id:
             return
         if report.failure:
@@ -96,12 +97,12 @@ class AdapterOrders:
             self._end(LoadOutcome(self._load_id, report.digest, ""))
 
     def take(self) -> list[LoadOutcome]:
-        """Returns the loads that have ended since the last call."""
+        """Returns the outcomes of the loads that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
-        """Stops waiting for the load."""
+        """Cancels the time limit of the load in progress, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -31,12 +31,12 @@ MOMENT_S = 2.0
 """Seconds after an assignment during which the worker is asked every `SOON_S`."""
 
 RETURN_S = 1.0
-"""Seconds after the loss of a pipeline within which a worker that was taken for lost may answer. A
-worker that does was taken for lost too soon: a new epoch takes about as long."""
+"""Seconds after the loss of a pipeline. A worker that was taken for lost and answers within this
+time was taken for lost too soon: a new epoch takes about as long as waiting would have."""
 
 DESCRIBE_TIMEOUT_S = 3.0
-"""Seconds after which a worker that does not answer counts as absent, so that a stage that no other
-worker holds is assigned to a free one."""
+"""Seconds to wait for a worker's answer. After that, the worker has failed to answer, and the
+assignment of stages no longer waits for it."""
 
 CLAIM_S = 10.0
 """Seconds for which a stage is not assigned to another worker after the worker that holds the stage
@@ -45,7 +45,7 @@ has ended, and a free worker that fits gets the stage at once."""
 
 
 class AskedWorker:
-    """A worker that is asked repeatedly for its description."""
+    """Asks one worker repeatedly for its description, and assigns stages to it."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class AskedWorker:
         is_gone: bool = False,
         on_return: Callable[[], None] = lambda: None,
     ) -> None:
-        """`last` is the worker's description as a member of the last pipeline. `is_gone` says that
-        the worker was silent in that pipeline, or that the connection to it has broken. Then
-        `is_settled` is true from the beginning, and `on_return` is called if the same process
-        answers within `RETURN_S`. `on_news` is called after each answer or failure to answer."""
+        """`last` is the worker's description as a member of a pipeline that was lost. `is_gone`
+        says that the pipeline was lost because this worker was silent or the connection to it
+        broke. Then `is_settled` is true from the beginning, and `on_return` is called if the same
+        process answers within `RETURN_S`. `on_news` is called after each answer or failure to
+        answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""
@@ -90,8 +91,8 @@ class AskedWorker:
 
     @property
     def offer(self) -> Offer | None:
-        """The worker as described by its last answer or assignment; None if there was none in the
-        last `CLAIM_S` seconds."""
+        """The worker as described by its last answer or assignment. None if it has neither answered
+        nor been assigned a stage in the last `CLAIM_S` seconds."""
         if self.description is not None:
             return Offer(self.address, self.description)
         if self._last is None or asyncio.get_running_loop().time() >= self._last_until:
@@ -100,14 +101,15 @@ class AskedWorker:
         return Offer(self.address, self._last, presence)
 
     def assign(self, order: worker_pb2.AssignStageRequest) -> None:
-        """Assigns a stage to the worker. The worker is not settled until it has answered again with
-        a description."""
+        """Assigns a stage to the worker. `is_settled` is false until the worker has answered, or
+        failed to answer, after this order."""
         log.info("stage %d is assigned to %s", order.stage_index, self.address)
         self.recall(order)
 
     def recall(self, order: worker_pb2.AssignStageRequest) -> None:
-        """Makes the worker end and start again without a stage. `order` assigns another stage than
-        the one that the worker holds. The worker is not settled until it has answered again."""
+        """Sends `order` to the worker. A worker without a stage loads the stage that `order` names.
+        A worker that holds another stage ends, and starts again without a stage. `is_settled` is
+        false until the worker has answered, or failed to answer, after this order."""
         self._order, self._ordered_at = order, asyncio.get_running_loop().time()
         self._has_order.set()
         last = worker_pb2.DescribeResponse()
@@ -119,7 +121,7 @@ class AskedWorker:
         self._note(last)
 
     async def close(self) -> None:
-        """Stops asking the worker."""
+        """Stops asking the worker, and closes the channel to it."""
         self._asking.cancel()
         await asyncio.wait((self._asking,))
         await self._channel.close(grace=None)

@@ -1,4 +1,4 @@
-"""The changes of the prefix cache as they travel with a plan."""
+"""Puts the changes of the prefix cache into the plan of an iteration."""
 
 from orcinus.v1 import worker_pb2
 

@@ -19,7 +19,8 @@ in flight have to return in this time."""
 
 
 class Drain:
-    """The workers of a pipeline that are leaving, and the time until the pipeline must end."""
+    """Notes which workers of a pipeline are leaving, and sets timers for the end of the
+    pipeline."""
 
     def __init__(
         self,
@@ -56,6 +57,6 @@ class Drain:
         self._on_leaving(self._leaving)
 
     def close(self) -> None:
-        """Cancels the timers, since the pipeline has ended."""
+        """Cancels the timers. Called when the pipeline has ended."""
         for timer in self._timers:
             timer.cancel()

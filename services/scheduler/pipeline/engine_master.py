@@ -4,7 +4,7 @@ Plans go to stage 0 only, on one stream; the controllers forward them. Results c
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
 is, heartbeats. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
 does not return in the time that iterations of its size may take ends the epoch, too. Before that,
-an iteration may be suspiciously late, and then the requests may go on elsewhere.
+an iteration may be suspiciously late, and then the requests may go on in other pipelines.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from services.scheduler.pipeline.suspicion import Suspicion
 log = logging.getLogger(__name__)
 
 CAUSE_S = 0.25
-"""Seconds for which a loss waits for its cause. When a process dies, its peers may report a broken
-connection before the process that watches it reports how it ended."""
+"""Seconds to wait for the cause of a stage's loss. When a process dies, its peers may report a
+broken connection before the process that watches it reports how it ended."""
 
 
 class EngineMaster:
-    """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise. `on_suspicion` is called when an iteration is suspiciously late.
-    `Lateness` describes `suspicion` and `may_suspect`, and `join_all` describes `on_slow_join`.
-    `on_leaving` is called at each heartbeat of a stage whose worker was asked to stop, with the
-    index of the stage and the seconds within which the worker ends."""
+    """Sends the batches of one epoch to its stages, and takes the results. `wake` is called when
+    `take_results` has results to return or an error to raise. `on_suspicion` is called when an
+    iteration is suspiciously late. `Lateness` describes `suspicion` and `may_suspect`, and
+    `join_all` describes `on_slow_join`. `on_leaving` is called at each heartbeat of a stage whose
+    worker was asked to stop, with the stage's index and the seconds that the worker has left."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class EngineMaster:
         self.grammars = GrammarPreparation(
             self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
         )
-        """The compilation of grammars by the last stage."""
+        """Lets the last stage compile grammars."""
         self.adapters = AdapterOrders(pipeline, write=self._write, wake=wake)
-        """The loads of adapters by the ranks."""
+        """Makes the ranks load and drop adapters."""
         self.joined: Answers = ()
         """The answers of the stages that have joined, about the keys and values that they have."""
         self._results: list[worker_pb2.IterationResult] = []
@@ -93,7 +93,7 @@ class EngineMaster:
         self._loses_soon: asyncio.TimerHandle | None = None
 
     async def start(self, *, wants_kept_blocks: bool = False) -> None:
-        """Forms the epoch on all stages. `join_all` describes `wants_kept_blocks`.
+        """Makes all stages join the epoch. `join_all` describes `wants_kept_blocks`.
 
         Raises:
             PipelineLost: a stage could not join.
@@ -192,9 +192,9 @@ class EngineMaster:
             self._note_failure(index, report.failure)
 
     def _note_failure(self, index: int, failure: worker_pb2.StageFailure) -> None:
-        """Ends the epoch since a stage has failed. If the stage reports only the loss of another
-        stage, the epoch ends after `CAUSE_S` with this reason, unless another stage reports the
-        cause before."""
+        """Ends the epoch because a stage has failed. If the stage only reports that it lost another
+        stage, the epoch ends after `CAUSE_S` with this reason, unless the cause is reported
+        before."""
         if not failure.is_of_neighbour:
             self._lose(
                 f"stage {index} failed: {failure.reason}",

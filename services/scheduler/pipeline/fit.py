@@ -32,21 +32,21 @@ MAX_KV_GROUPS = 16
 
 
 def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
-    """Returns the traits of a worker. The result is empty if the worker's ranks have not reported
-    the traits yet."""
+    """Returns the traits of a worker: what must be equal in all workers of a pipeline. The result
+    is empty if the worker's ranks have not reported the traits yet."""
     return tuple(sorted(answer.traits.items()))
 
 
 def model_of(traits: Traits) -> Traits:
-    """Returns the traits that workers of all builds of a model have in common. The adapters are
-    among them, so a request with an adapter may run in each pipeline that serves."""
+    """Returns the part of `traits` that is equal in all builds of a model. The adapters belong to
+    it, so a request with an adapter may run in each pipeline that serves."""
     return tuple(
         (name, value) for name, value in traits if name in MODEL_TRAITS or is_adapter(name)
     )
 
 
 def build_of(traits: Traits) -> str:
-    """Returns the name of a build, a digest of all traits of its workers."""
+    """Returns the name of the build with these traits: a digest of all of them."""
     return hashlib.sha256(repr(traits).encode()).hexdigest()[:N_BUILD_DIGITS]
 
 
@@ -61,7 +61,7 @@ def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
 
 
 def differences(traits: Mapping[str, Traits], fitting: Collection[Traits]) -> dict[str, str]:
-    """Returns the difference of each worker that does not fit, as text: `block_size 16, not 32`.
+    """Returns how each worker that does not fit differs, by its address: `block_size 16, not 32`.
 
     `traits` are the traits of each worker, by the worker's address. A worker fits if its traits are
     among the `fitting` ones. If `fitting` is empty, every worker is compared with all other

@@ -26,11 +26,11 @@ from services.scheduler.pipeline.membership import (
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 
 PAUSE_S = 0.2
-"""Seconds between the loss of a pipeline that never served and the attempt to form the next one.
+"""Shortest pause in seconds between the loss of a pipeline that never served and the next attempt.
 The pause doubles with each further loss of this kind."""
 
 MAX_PAUSE_S = 5.0
-"""Largest number of seconds between two attempts that fail."""
+"""Longest pause in seconds between two attempts that fail."""
 
 OnMembers = Callable[[Sequence[Pipeline], Sequence[Pipeline]], None]
 """A function that is called with two lists: all pipelines that have been formed and have not ended,
@@ -41,10 +41,10 @@ LOOK_S = 0.2
 
 
 class FormingTimeout:
-    """The time that is left to form a pipeline, and the pause between two attempts.
+    """Limits the time to form a pipeline, and tells the pause between two attempts.
 
     Stages may answer and still fail to join. The pauses limit the number of attempts, and after the
-    time limit the process gives up.
+    time limit the scheduler's process gives up.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -55,8 +55,8 @@ class FormingTimeout:
         self._trouble = ""
 
     def check(self, trouble: str, *, grace_s: float) -> None:
-        """Checks that time is left. `trouble` is the latest reason why there is no pipeline.
-        `grace_s` is added to the limit while stages join.
+        """Checks that time is left to form a pipeline. `trouble` is the latest reason why there is
+        no pipeline, and `grace_s` is added to the time limit.
 
         Raises:
             Unavailable: the time is over.
@@ -68,12 +68,12 @@ class FormingTimeout:
             )
 
     def begin_anew(self) -> None:
-        """Starts the time limit again from zero, since a pipeline serves."""
+        """Restarts the time limit for forming a pipeline. Called while a pipeline serves."""
         self._since, self._trouble = self._clock(), ""
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
-        """Notes that a pipeline was lost. If it was open, the time starts anew, and there is no
-        pause. If it never opened, the next pause is longer."""
+        """Notes that a pipeline was lost. If it has served (`was_open`), the time limit restarts,
+        and there is no pause. If it never served, the next pause is longer."""
         self._trouble = loss.message
         if was_open:
             self.pause_s, self._since = 0.0, self._clock()
@@ -82,7 +82,7 @@ class FormingTimeout:
 
 
 class Former:
-    """Forms one pipeline after the other, in addition to the pipelines that serve already."""
+    """Forms one pipeline after another, in addition to the pipelines that serve already."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class Former:
         """`limit_s` limits the time without any serving pipeline, and `is_serving` returns whether
         a pipeline serves. `release` ends a pipeline that drains, when another pipeline takes over
         some of its members. `max_pipelines` limits the number of pipelines. `on_wanted` is called
-        with the number of pipelines that the known workers allow. `on_members` is called when
-        pipelines form, begin to drain or end. `AskedWorker` describes `on_return`."""
+        with the number of pipelines that the known workers and this limit allow. `on_members` is
+        called when pipelines form, begin to drain or end. `AskedWorker` describes `on_return`."""
         self._free = FreeWorkers(stages)
         self._term = term
         self._pipeline_id = pipeline_id
@@ -159,7 +159,7 @@ class Former:
         return pipeline
 
     async def _look(self, timeout_s: float) -> None:
-        """Waits until a pipeline is lost or has left, but at most `timeout_s`."""
+        """Waits until a pipeline ends, but at most `timeout_s` seconds."""
         self._has_ended.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -195,25 +195,24 @@ class Former:
         self._has_ended.set()
 
     def note_serving(self) -> None:
-        """Notes that a pipeline serves, so that workers that are leaving form no further
-        pipeline."""
+        """Notes that a pipeline serves. From now on, workers that are leaving form no pipeline."""
         self._free.note_serving()
 
     def note_leaving(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
-        """Notes that a pipeline drains, since the workers at the addresses `leaving` are
-        leaving."""
+        """Notes that a pipeline drains because its workers at the addresses `leaving` are about to
+        end."""
         self._free.drain(pipeline, leaving)
         self._tell_members()
 
     def note_left(self, pipeline: Pipeline) -> None:
-        """Makes the members of a pipeline free, since the pipeline has ended without being lost.
-        Members that are not leaving may form another pipeline at once."""
+        """Notes that a pipeline has ended without being lost, and makes its members free. Members
+        that are not leaving may form another pipeline at once."""
         self._free.give_back(pipeline)
         self._tell_members()
         self._has_ended.set()
 
     async def close(self) -> None:
-        """Stops asking the workers."""
+        """Stops asking the workers for their descriptions."""
         await self._call.close()
 
     def _tell_members(self) -> None:
@@ -221,8 +220,8 @@ class Former:
 
     def _may_form(self) -> bool:
         """Returns whether another pipeline should be formed. Returns True, however few workers
-        there are, if there is no pipeline or all pipelines drain. Then operators are informed about
-        the missing workers."""
+        there are, if there is no pipeline or all pipelines drain: the attempt tells operators which
+        workers are missing."""
         n_wanted = self._n_wanted()
         self._on_wanted(n_wanted)
         return self._free.n_staying < n_wanted

@@ -18,7 +18,7 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 
 
 class FreeWorkers:
-    """The directory of the workers from which the next pipeline may be formed."""
+    """Keeps the pipelines that have been formed, and lists the workers for the next one."""
 
     def __init__(self, stages: WorkerDirectory) -> None:
         self._stages = stages
@@ -55,8 +55,8 @@ class FreeWorkers:
         return [*offered, *self._stages.leaving()] if self.may_use_leaving() else offered
 
     def may_use_leaving(self) -> bool:
-        """Returns whether a pipeline may be formed of workers that are leaving, if no others
-        complete one."""
+        """Returns whether workers that are leaving may form a pipeline, if there are too few
+        others."""
         return not (self._has_served or self._taken)
 
     def is_terminating(self, address: str) -> bool:
@@ -69,8 +69,9 @@ class FreeWorkers:
         return any(address in _addresses(pipeline) for pipeline in self._taken.values())
 
     def traits(self) -> Collection[Traits]:
-        """Returns the traits of the workers in pipelines, once for each build. If all of these
-        workers are leaving, workers of another model may take over, so the result is empty."""
+        """Returns the traits (`fit.py`) of the workers in pipelines, once for each build. If all of
+        these workers are leaving, workers of another model may take over, so the result is
+        empty."""
         if all(_addresses(self._taken[it]) <= self._leaving.get(it, set()) for it in self._taken):
             return set()
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
@@ -113,18 +114,17 @@ class FreeWorkers:
             self.drain(pipeline, leaving)
 
     def note_serving(self) -> None:
-        """Notes that a pipeline serves, so that workers that are leaving form no further
-        pipeline."""
+        """Notes that a pipeline serves. From now on, workers that are leaving form no pipeline."""
         self._has_served = True
 
     def drain(self, pipeline: Pipeline, leaving: Collection[str]) -> None:
-        """Notes that a pipeline drains, because the workers at the addresses `leaving` are
-        leaving."""
+        """Notes that a pipeline drains because its workers at the addresses `leaving` are about to
+        end."""
         self._leaving[pipeline.number] = frozenset(leaving)
 
     def give_back(self, pipeline: Pipeline) -> None:
-        """Makes the members of a pipeline that has ended free again. Does nothing the second
-        time."""
+        """Makes the members of a pipeline that has ended free again, unless they are free
+        already."""
         if self._taken.get(pipeline.number) is pipeline:
             del self._taken[pipeline.number]
             self._leaving.pop(pipeline.number, None)

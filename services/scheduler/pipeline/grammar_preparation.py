@@ -30,11 +30,11 @@ class Prepared(NamedTuple):
 
     digest: bytes
     failure: str
-    """The reason why no output can follow the grammar; empty if outputs can."""
+    """The reason why the ranks do not have the grammar; empty if they have it."""
 
 
 class LastStage(Protocol):
-    """The method of a stage's stub that is needed here."""
+    """The stub of the last stage, reduced to the method that compiles grammars."""
 
     def PrepareGrammar(
         self,
@@ -76,7 +76,7 @@ class GrammarPreparation:
 
     def take(self) -> Prepared | None:
         """Returns the grammar whose compilation has ended since the last call. Returns None if
-        there is none. Raises an unexpected error of the call, which is a bug."""
+        there is none. Raises an unexpected error of the compilation, which is a bug."""
         task = self._task
         if task is None or not task.done():
             return None

@@ -37,10 +37,11 @@ async def join_all(
     *,
     on_slow: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Reports], Answers]:
-    """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
-    stages' reports, and the answers of the stages, which describe the keys and values that they
-    still have. With `wants_kept_blocks`, they also say which blocks hold which tokens. `on_slow` is
-    called once, with the stages that have not joined, if joining takes longer than usual.
+    """Makes all stages of a pipeline join its epoch. Returns the streams of the stages' reports,
+    and the stages' answers, both in the order of the stages. An answer describes the keys and
+    values of earlier epochs that the stage still has; with `wants_kept_blocks`, it also says which
+    blocks hold which tokens. If joining takes longer than `SLOW_JOIN_S`, `on_slow` is called once
+    with a text that names the stages that have not joined.
 
     Raises:
         PipelineLost: a stage could not join. The error names the stage.
@@ -70,7 +71,7 @@ async def join_all(
 
 
 def stored_kv_of(answers: Answers) -> StoredKV:
-    """Returns the keys and values that the ranks of all stages still have."""
+    """Returns the descriptions of the keys and values that the ranks of all stages still have."""
     return tuple(tuple(answer.stored_kv) for answer in answers)
 
 
@@ -79,7 +80,7 @@ def _name_missing(
     joining: "Sequence[asyncio.Task[worker_pb2.JoinPipelineResponse]]",
     on_slow: Callable[[str], None],
 ) -> None:
-    """Logs the stages that have not joined yet, and passes them to `on_slow`."""
+    """Logs which stages have not joined yet, and calls `on_slow` with a text that names them."""
     late = [index for index, task in enumerate(joining) if not task.done()]
     members = ", ".join(f"stage {index} at {pipeline.members[index].address}" for index in late)
     log.warning("epoch %d does not form: %s: not joined yet", pipeline.epoch, members)

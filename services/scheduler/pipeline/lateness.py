@@ -1,9 +1,9 @@
 """Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
-A late iteration is suspected long before its limit (`suspicion.py`). The suspicion ends nothing:
-where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on when the
-iteration returns. Each iteration is suspected at most once. But if a stage is silent meanwhile, two
-things speak for a process that is stopped or a network that is cut, and the stage counts as lost
+A late iteration is suspected to be stuck long before its limit (`suspicion.py`). The suspicion ends
+nothing: where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on
+when the iteration returns. Each iteration is suspected at most once. But if a stage is silent
+meanwhile, two things speak for a stopped process or a cut network, and the stage counts as lost
 sooner than without a late iteration.
 
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
@@ -38,14 +38,14 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Suspected:
-    """The iteration that was suspected last."""
+    """The iteration that was last suspected to be stuck."""
 
     iteration: int
     limit_s: float
 
     def was_wrong(self, elapsed_s: float) -> bool:
-        """Returns whether the iteration, which has returned after `elapsed_s`, was suspected too
-        soon."""
+        """Returns whether the iteration was suspected too soon. `elapsed_s` are the seconds after
+        which it has returned."""
         return elapsed_s < WRONG_WITHIN * self.limit_s
 
 
@@ -57,11 +57,11 @@ class Late:
     stage_index: int | None
     """The stage that is silent; None if an iteration is late."""
     is_suspicion: bool = False
-    """Whether the iteration is only suspected to be late, since it has not reached its limit."""
+    """Whether the iteration is only suspected to be stuck: it has not reached its time limit."""
 
 
 class Lateness:
-    """The times of the last report of each stage, and of the iterations in flight, in one epoch."""
+    """Detects the silent stages and late iterations of one epoch."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Lateness:
         suspicion: Suspicion | None = None,
         may_suspect: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`suspicion` has the time after which iterations are suspected, for all pipelines.
+        """`suspicion` says after which time an iteration is suspected; all pipelines share it.
         `may_suspect` returns whether requests could go on in another pipeline."""
         self._suspicion = suspicion or Suspicion()
         self._may_suspect = may_suspect
@@ -88,7 +88,7 @@ class Lateness:
         self._returned_at_s = 0.0  # the same, in seconds for which this process has run
 
     def begin(self, n_stages: int) -> None:
-        """Notes that all stages report from now on."""
+        """Begins to measure for how long each of the `n_stages` stages has sent no report."""
         self._last_report_s = [self._now_s] * n_stages
 
     def note_report(self, stage_index: int) -> None:
@@ -136,7 +136,7 @@ class Lateness:
 
     def look(self, since_s: float) -> list[Late]:
         """Returns the stages that are silent for too long, and the oldest iteration in flight if it
-        is late. `since_s` are the seconds since the last check."""
+        is late or suspiciously late. `since_s` are the seconds since the last check."""
         self._now_s += min(since_s, 2 * self._pause_s)
         sent = next(iter(self._sent.values()), None)
         limit_s = self._silence_limit_s
@@ -174,7 +174,7 @@ class Lateness:
         return self._running_s(sent) > self._suspicious_s(sent)
 
     def _late_iteration(self, sent: _Sent) -> Late | None:
-        """Returns the oldest iteration in flight if it is late or suspiciously late."""
+        """Returns the oldest iteration in flight if it is late, or is now suspected first."""
         iteration, limit_s = sent.batch.iteration, self._limit.of(sent.work())
         reason = "iteration {} has not returned in {:.1f} s"
         if self._running_s(sent) > limit_s:

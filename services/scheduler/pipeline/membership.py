@@ -2,7 +2,7 @@
 
 Workers may start in any order, be unreachable for a while and come back at another address. Workers
 without a stage get one by the rule in `muster.py`, and so only workers that fit together become a
-pipeline. Until there are enough of them, the workers are asked repeatedly, since workers of two
+pipeline. Until there are enough of them, the workers are asked repeatedly, because workers of two
 versions run side by side while one version replaces the other. Workers that do not fit are
 reported.
 """
@@ -35,8 +35,8 @@ N_LOST = 64
 """Number of lost pipelines whose members are remembered."""
 
 OnShortfall = Callable[[Shortfall], None]
-"""A function that is called when the reason for which there is no pipeline changes, or when the
-workers that do not fit change."""
+"""A function that is called when the reason why there is no pipeline changes, or when the set of
+workers that do not fit changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The members of one epoch, in the order of their stages."""
+    """A pipeline in one epoch: its workers, in the order of their stages."""
 
     pipeline_id: str
     epoch: int
@@ -69,7 +69,7 @@ class Pipeline:
 
     @property
     def processes(self) -> list[str]:
-        """Random names of the workers' processes."""
+        """Names of the workers' processes. Each process has chosen its name at random."""
         return [member.description.process for member in self.members]
 
     @property
@@ -85,8 +85,8 @@ class Pipeline:
 
     @property
     def n_state_rows(self) -> int | None:
-        """Largest number of requests for which every stage has room to keep states. None if the
-        model has no layers that keep a state of each request."""
+        """Largest number of requests whose states every stage has memory for. None if the model has
+        no layers that keep a state of each request."""
         n_rows = [member.description.n_state_rows for member in self.members]
         return min((n for n in n_rows if n), default=None)
 
@@ -113,8 +113,8 @@ class LastPipeline:
 
 class RollCall:
     """Asks the workers for their descriptions, and assigns stages to workers without a stage, until
-    the workers make a pipeline. A task for each worker asks that worker, so that a worker that does
-    not answer delays no other worker: another worker may hold or get the same stage."""
+    the workers make a pipeline. Each worker is asked by a task of its own, so that a worker that
+    does not answer does not delay the others: one of them may hold or get the same stage."""
 
     def __init__(
         self,
@@ -139,7 +139,8 @@ class RollCall:
         `may_use_leaving` returns whether workers that are leaving may be members if the others do
         not complete a pipeline. `is_terminating` returns whether the worker at an address is
         leaving, even if its description does not say so. `AskedWorker` describes `on_return`.
-        `settle_s` is the time after which a spare is recalled from its stage (`surplus.py`)."""
+        `settle_s` are the seconds after which a spare worker must give up its stage
+        (`surplus.py`)."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -169,7 +170,8 @@ class RollCall:
         self._surplus.begin_anew()
 
     async def until_complete(self) -> list[Member]:
-        """Waits until every stage has a worker, and returns the workers in the order of the stages.
+        """Waits until every stage has a ready worker, and returns these workers in the order of the
+        stages.
 
         Raises:
             LeadershipLost: another scheduler leads.
@@ -199,8 +201,8 @@ class RollCall:
         await self._call(self._stages.addresses())
 
     async def recall_surplus(self) -> None:
-        """Recalls a spare worker from its stage if there is a stage that no spare could take over
-        (`surplus.py`), and if that has been so for a while. The process of the recalled worker
+        """Makes a spare worker give up its stage if there is a stage that no spare could take over
+        (`surplus.py`), and if that has been so for `settle_s` seconds. The process of the spare
         ends, and starts again without a stage. Must be called again and again while no further
         pipeline is to be formed, and only then.
 
@@ -238,9 +240,9 @@ class RollCall:
     async def _members(self) -> list[Member]:
         """Returns the members if each stage has a ready worker. Workers that are leaving are
         members only if the others do not complete a pipeline and `may_use_leaving` allows it.
-        Workers of a draining pipeline are members only if there are too few others, since the
-        draining pipeline must end before. If stages are missing, assigns them to workers, once
-        every worker has answered or failed to answer.
+        Workers of a draining pipeline are members only if there are too few others, because the
+        draining pipeline must end first. If stages are missing, assigns them to workers, once every
+        worker has answered or failed to answer.
 
         Raises:
             Unavailable: a stage has no ready worker. The error names the stage, and the workers
@@ -294,7 +296,8 @@ class RollCall:
         )
 
     def _offers(self) -> list[Offer]:
-        """Returns the workers that have answered lately, with what is known of each."""
+        """Returns the workers whose descriptions are known and not too old, with what else is known
+        of each."""
         known = [worker.offer for worker in self._workers.values()]
         return [
             replace(

@@ -4,23 +4,23 @@ A worker holds one stage, or none yet; the answer to `Describe` says which. Work
 equal form a group, and a pipeline is made of one group. The first of these groups is chosen:
 
 1. a group with a ready worker for every stage;
-2. a group that can get one, since it has enough workers;
+2. a group that has enough workers for every stage, although some are not ready yet;
 3. among those, the group that holds the most stages, or held them until a moment ago, then the
    largest group, then the group of the newest pod.
 
-While pipelines serve, only groups with the same model are chosen from, since requests move from one
-pipeline to another. Groups of several builds of this model may form pipelines side by side.
+While pipelines serve, only groups with the same model are considered, because requests move from
+one pipeline to another. Groups of several builds of this model may form pipelines side by side.
 
-In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
+In the group that is chosen, a worker that holds a stage keeps it, because the weights of the stage
 are in its memory. A stage that no worker holds is assigned to a free worker. Workers beyond the
 first pipeline get the stages of further pipelines, as many as can be completed. The workers that
-are left over are spares. A spare that holds a stage, since it did not answer for a while, can take
-over this stage at once. If a stage is missing and there are too few free workers, a worker whose
-stage is not needed is recalled. `surplus.py` has the rule by which a spare is recalled while no
-stage is missing.
+are left over are spares. A spare may still hold a stage, for example because it was replaced while
+it did not answer; it can take over this stage at once. If a stage is missing and there are too few
+free workers, a worker whose stage is not needed is recalled: it ends, and starts again without a
+stage. `surplus.py` has the rule by which a spare is recalled while no stage is missing.
 
-A worker of a pipeline that drains may be offered, too. It keeps its stage: if the other stages have
-ready workers, the new pipeline takes it over.
+The workers may include those of a pipeline that drains. Such a worker keeps its stage: if the other
+stages have ready workers, the new pipeline takes it over.
 
 Workers of other groups stay as they are. If no group has enough workers, each group loads what it
 can, so that the first group that becomes large enough loses no time, whichever worker came first.
@@ -62,11 +62,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The result of `muster`: the members of a pipeline, if one is complete, and the assignments
-    that complete others."""
+    """The result of `muster`: the members of a pipeline if one is complete, and the stages to
+    assign to workers for further pipelines."""
 
     members: tuple[str, ...] = ()
-    """Address of one ready worker for each stage, in the order of stages; empty while a stage has
+    """Address of one ready worker for each stage, in the order of the stages; empty if a stage has
     no ready worker."""
 
     assignments: Mapping[str, int] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Muster:
     """Whether there are enough workers for a pipeline."""
 
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """For each worker that stays out of the pipeline because it does not fit, how the worker
-    differs, by its address. If no group has enough workers and there are several groups, the
-    workers of all groups are listed."""
+    """How a worker differs, by its address, for each worker that stays out of the pipeline because
+    it does not fit. If no group has enough workers and there are several groups, the workers of all
+    groups are listed."""
 
 
 def muster(
@@ -101,11 +101,11 @@ def muster(
     `offers` are the workers that are in no pipeline, or in a pipeline that drains, older pods
     first. `n_pipelines` is the largest number of pipelines to make of them. Beyond the first,
     stages are assigned only for pipelines that can be completed. `n_assigned` is the number of
-    earlier assignments to each worker. Free workers with fewer assignments come first, since a
+    earlier assignments to each worker. Free workers with fewer assignments come first, because a
     worker that cannot load its weights becomes free again and again. `serving` are the traits of
     the workers in the pipelines that serve already; workers of another model stay out. `taken` are
-    the processes of the workers that pipelines keep, since a worker that is known by two addresses
-    is used once.
+    the names of the processes of workers that stay in their pipelines: a worker that has a second
+    address is found by its process, and not used twice.
     """
     faults = faults_of(offers, n_stages, taken)
     sound = [offer for offer in offers if offer.address not in faults]
@@ -153,10 +153,10 @@ def unfit_beside(
     *,
     taken: Collection[str] = (),
 ) -> dict[str, str]:
-    """Returns how a worker differs, by its address, for each worker that can serve in no pipeline:
-    it fits none of the pipelines that serve, and there are too few workers like it for a pipeline
-    of another build. `serving` are the traits of the workers in pipelines, and `taken` are the
-    processes of these workers."""
+    """Returns how a worker differs, by its address, for each worker that no pipeline can use: it
+    fits none of the pipelines that serve, and there are too few workers like it for a pipeline of
+    another build. `offers` are the workers that are in no pipeline. `serving` are the traits of the
+    workers in pipelines, and `taken` the names of their processes."""
     faults, models = faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
@@ -166,8 +166,9 @@ def unfit_beside(
 
 
 def faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) -> dict[str, str]:
-    """Returns the fault of each worker that can be in no pipeline of `n_stages` stages, by the
-    worker's address."""
+    """Returns the reason, by the worker's address, for each worker that can be in no pipeline of
+    `n_stages` stages. One reason is that the worker's process is in `taken`, or has been met at
+    another address before."""
     faults, processes = {}, set(taken)
     for offer in offers:
         answer = offer.answer
@@ -266,7 +267,7 @@ class _Group:
 
     @property
     def can_complete(self) -> bool:
-        """Whether there is a worker for each stage, a process that starts again included."""
+        """Whether there are enough workers for all stages. A process that starts again counts."""
         return self._can_complete(1)
 
     @property

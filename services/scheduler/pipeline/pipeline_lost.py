@@ -1,4 +1,4 @@
-"""The error that ends an epoch."""
+"""The error that is raised when an epoch is over."""
 
 from services.common.errors import Unavailable
 

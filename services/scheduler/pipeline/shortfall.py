@@ -33,8 +33,8 @@ class UnfitWorker:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The stages that a pipeline lacks, and the workers that do not fit. A complete pipeline may
-    also have workers beside it that do not fit."""
+    """The stages that a pipeline lacks, and the workers that do not fit. There may be workers that
+    do not fit although no stage is missing."""
 
     loading: Sequence[int] = ()
     """Stages whose worker is still loading weights."""

@@ -9,8 +9,8 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 class LogprobPieces:
-    """Log-probabilities and vectors that a rank sent ahead of the result of an iteration, because
-    they did not fit into the message with the result."""
+    """Keeps log-probabilities and vectors (embeddings or scores) that a rank sent ahead of the
+    result of an iteration, because they did not fit into the message with the result."""
 
     def __init__(self) -> None:
         self._early = worker_pb2.IterationLogprobs()
@@ -21,7 +21,7 @@ class LogprobPieces:
         self._early.MergeFrom(early)
 
     def completed(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:
-        """Returns the result of an iteration with all its pieces, in the order of their arrival."""
+        """Returns `result`, completed with what `add` has kept for it, in the order of arrival."""
         early = self._early
         if early.logprobs or early.vectors:
             self._early = worker_pb2.IterationLogprobs()

@@ -24,8 +24,7 @@ PERIOD_S = 10.0
 
 class SpareWatch:
     """Asks the workers that are in no pipeline for their descriptions while any pipeline serves.
-    Makes an observer of each epoch, which reports when the epoch's pipeline begins and stops
-    serving."""
+    An observer of each epoch tells it when the epoch's pipeline begins and stops serving."""
 
     def __init__(
         self,
@@ -49,14 +48,15 @@ class SpareWatch:
         return SparesOfEpoch(self, pipeline)
 
     def begin(self, pipeline: Pipeline) -> None:
-        """Notes that a pipeline serves."""
+        """Notes that a pipeline serves, and begins to ask the other workers, unless that has begun
+        before."""
         self._serving.append(pipeline)
         if self._asking is None:
             self._asking = asyncio.create_task(self._run(), name="spare watch")
 
     def end(self, pipeline: Pipeline) -> None:
-        """Stops watching for a pipeline that no longer serves. Does nothing if the pipeline has
-        never served."""
+        """Notes that a pipeline no longer serves, and stops asking if no other pipeline serves.
+        Does nothing if the pipeline has never served."""
         if pipeline in self._serving:
             self._serving.remove(pipeline)
         if not self._serving and self._asking is not None:

@@ -28,7 +28,7 @@ then."""
 
 
 class SurplusWatch:
-    """Measures for how long the rule has named the same spare."""
+    """Measures for how long `to_recall` has returned the same spare worker."""
 
     def __init__(self, clock: Callable[[], float], settle_s: float = SETTLE_S) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class SurplusWatch:
         self._since = 0.0
 
     def begin_anew(self) -> None:
-        """Notes that a pipeline was lost. The time of the named spare begins anew."""
+        """Starts the measurement again from zero. Called when a pipeline was lost."""
         self._found = None
 
     def settled(self, surplus: Offer | None) -> Offer | None:
@@ -56,14 +56,14 @@ def to_recall(
     serving: Collection[Traits],
     taken: Collection[str] = (),
 ) -> Offer | None:
-    """Returns the spare that must give up its stage. Returns None if there is no need, or if it is
-    not certain yet, because a spare loads, does not answer or starts its ranks. A worker that
-    starts its ranks answers without traits.
+    """Returns the spare worker that must give up its stage. Returns None if there is no need, or if
+    that is not certain yet, because a spare loads, does not answer or starts its ranks. A worker
+    that starts its ranks answers without traits.
 
     `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
     pipelines: a spare can only take over a stage of a pipeline with its own traits. `taken` are the
-    processes of the workers in pipelines. A worker that no pipeline can use is never recalled, and
-    neither is a member of a pipeline that is offered by another address.
+    names of the processes of workers in pipelines. A worker that no pipeline can use is never
+    recalled, and neither is a member of a pipeline that is listed again under another address.
     """
     faults = faults_of(offers, n_stages, taken)
     sound = [it for it in offers if not (it.is_leaving or it.address in faults)]

@@ -1,4 +1,4 @@
-"""The time after which a late pipeline is suspected.
+"""The time after which a late pipeline is suspected to be stuck.
 
 If other pipelines serve, requests of a suspected pipeline go on there. In any case, a stage of it
 that is silent, too, is taken for lost. A suspicion costs the computation of the requests that go on
@@ -39,7 +39,7 @@ halved."""
 
 
 class Suspicion:
-    """The time after which late iterations are suspicious, for all pipelines of a leader."""
+    """Computes the time after which an iteration is suspicious, for all pipelines of a leader."""
 
     def __init__(self) -> None:
         self._fixed_s = SUSPICION_S

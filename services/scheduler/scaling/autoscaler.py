@@ -22,7 +22,7 @@ LOOK_S = 0.5
 """Seconds between two measurements of the load."""
 
 READ_S = 30.0
-"""Seconds after which the number of workers is read again, since other programs may have changed
+"""Seconds after which the number of workers is read again, because other programs may have changed
 it."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0

@@ -21,8 +21,8 @@ class Load:
     n_running: int = 0
     """Number of requests that pipelines have admitted and that have not ended."""
     used: float = 0.0
-    """Used part of the capacity of the pipelines that serve, in pipelines: 1.5 may be one that is
-    full and one that is half full."""
+    """Used capacity of the pipelines that serve, counted in pipelines: 1.5 may mean that one
+    pipeline is full and another is half full."""
     n_held: int = 0
     """Number of requests that frontends hold because no pipeline serves."""
     is_known: bool = True

@@ -1,13 +1,14 @@
 """The rule by which the number of pipelines follows the load.
 
-More pipelines are wanted as soon as the requests in the queue would wait longer than a goal. The
-wanted number is then the number that works off the queue in that time. It does not rise for this
-reason while earlier pipelines are still starting, since the queue grows meanwhile in any case.
+More pipelines are wanted as soon as the requests in the queue would wait longer than
+`queue_goal_s`. The wanted number is then the number that works off the queue in that time. It does
+not rise for this reason while earlier pipelines are still starting, because the queue grows
+meanwhile in any case.
 
 Fewer pipelines are wanted when fewer would have been enough for `scale_down_after_s` seconds,
 counted from the last change at the earliest. Fewer are enough only with some room to spare: the
-queue must be worked off in half of the goal, and the pipelines must be no fuller than `MAX_FULL`.
-So the number does not alternate while the load stays the same.
+queue must be worked off in half of `queue_goal_s`, and the pipelines must be no fuller than
+`MAX_FULL`. So the number does not alternate while the load stays the same.
 
 A model that may sleep has no pipelines after `sleep_after_s` without a request, and one as soon as
 there is a request. The rule is a function of times and numbers that the caller gives.
@@ -23,8 +24,8 @@ MAX_FULL = 0.7
 from 0 to 1."""
 
 QUIET = 0.5
-"""After a reduction, the forecast time for all waiting requests to begin must be at most this part
-of `queue_goal_s`."""
+"""After a reduction of the pipelines, the forecast time for all waiting requests to begin must be
+at most this part of `queue_goal_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class SizeLimits:
         return self.min_pipelines == 0
 
     def clamp(self, n_pipelines: int) -> int:
-        """Returns the nearest number of pipelines that is within the limits."""
+        """Returns the number within the limits that is nearest to `n_pipelines`."""
         return min(max(n_pipelines, self.min_pipelines), self.max_pipelines)
 
 

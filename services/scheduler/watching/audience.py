@@ -12,14 +12,14 @@ from services.scheduler.watching.watcher import Watcher
 
 
 class Audience:
-    """All watchers of one scheduler process."""
+    """Sends events to all watchers of one scheduler process."""
 
     def __init__(self, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         """`wall_ns` returns the nanoseconds since 1970."""
         self.is_there = False
         """Whether there is a watcher."""
         self.wants_decisions = False
-        """Whether a watcher has asked for decisions."""
+        """Whether a watcher has asked for decisions: events about the calls of scheduling cores."""
         self.wall_ns = wall_ns
         self._watchers: set[Watcher] = set()
 
@@ -34,7 +34,7 @@ class Audience:
         self._count()
 
     def end(self, reason: str) -> None:
-        """Ends the watches of all watchers."""
+        """Ends the watch of every watcher, and tells each of them the reason."""
         for watcher in self._watchers:
             watcher.end(reason)
         self._watchers.clear()

@@ -49,8 +49,8 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core and returns the result. Sends watchers the decision that
-    `decision_of` makes from the result and the arguments, if it makes any."""
+    """Calls a method of a core and returns the result. If `decision_of` makes a decision from the
+    result and the arguments, sends it to watchers."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()
@@ -129,4 +129,4 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
 }
 """For each method of `Scheduler`, a function that returns the decision of a call. The function
 takes the `Decisions`, the core, the result of the call and the arguments of the call. The arguments
-have the names that the method gives them, since callers may pass arguments by name."""
+have the names that the method gives them, because callers may pass arguments by name."""

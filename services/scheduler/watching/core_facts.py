@@ -17,7 +17,7 @@ from services.scheduler.core.scheduler import Scheduler
 
 
 class DraftFacts(BaseModel):
-    """The limits of drafting in a core."""
+    """The limits of speculative drafts in a scheduling core."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -26,8 +26,8 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All facts of a scheduling core, from which an equal core can be made, except the requests
-    that an earlier core left in the pool."""
+    """The settings from which an equal scheduling core can be made. Requests that an earlier core
+    left in the pool are not included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,8 +63,8 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool, pipeline: int = 0) -> CoreFacts:
-    """Returns the facts of a scheduling core. `pipeline` is the number of its pipeline. `is_first`
-    says whether it is the first core of its process."""
+    """Returns the settings from which an equal scheduling core can be made. `pipeline` is the
+    number of the core's pipeline. `is_first` says whether it is the first core of its process."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = scheduler.policy, pool.order
     policy_options, order_options = policy.options, order.options
@@ -141,6 +141,6 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns the order of waiting requests for the pool of a scheduling core, without requests.
-    `now` returns the time in seconds."""
+    """Returns an empty order of waiting requests, of the kind that the facts name, for the pool of
+    a core. `now` returns the time in seconds."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

@@ -2,8 +2,9 @@
 replayed.
 
 The event of a request has no text and no tokens, only the data that the core uses. Tokens, scopes
-and grammars are replaced by numbers in the order of first appearance, so that only equality is
-kept. The event of a call has the times that the core read from its clock during the call.
+of the prefix cache and grammars are replaced by numbers in the order of first appearance, which
+only tell whether two of them are equal. The event of a call has the times that the core read from
+its clock during the call.
 """
 
 import time
@@ -65,7 +66,7 @@ class Numbering(Generic[Thing]):
 
 
 class Decisions:
-    """Sends watchers the decisions of all scheduling cores of this process."""
+    """Sends watchers an event about each call of a scheduling core of this process: a decision."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.clock = Clock(audience)

@@ -1,5 +1,6 @@
-"""Sends watchers the events of one epoch: its pipeline serves, iterations run, the pipeline was
-lost or has left. Several epochs may serve at the same time, each of another pipeline."""
+"""Sends watchers the events of one epoch: its pipeline serves, iterations run, and the pipeline is
+lost or ends without being lost. Several epochs may serve at the same time, each on a pipeline of
+its own."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -62,13 +63,14 @@ class EpochTeller:
         return self._pipeline.epoch
 
     def tell_draining(self) -> None:
-        """Sends watchers the state of the pipeline, and a mark that it drains."""
+        """Sends watchers the state of the pipeline, and a mark (a note for people) that it
+        drains."""
         self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
         self.mark(watch_pb2.MARK_KIND_DRAINING, "a worker is leaving; requests go to others")
 
     def opened(self) -> None:
-        """Sends the event that the pipeline serves, and a mark with the requests that may have
-        caused the loss of an earlier pipeline, if there are any."""
+        """Sends the event that the pipeline serves. If requests may have caused the loss of an
+        earlier pipeline, also sends a mark (a note for people) that lists them."""
         self.is_serving = True
         self._on_open(self)
         self._pool.add(self.pipeline, self._scheduler.pool)
@@ -90,23 +92,25 @@ class EpochTeller:
         self._pool.note_change()
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Adds the updates of an iteration that has returned to the iteration's event."""
+        """Completes the event of an iteration with the updates of its requests. Called when the
+        iteration has returned."""
         self._iterations.returned(iteration, updates)
         self._pool.note_change()
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds the times that a stage spent on an iteration to the iteration's event."""
+        """Adds to the event of an iteration the times that a stage spent on the iteration."""
         self._iterations.timed(stage_index, timing)
 
     def late(self, reason: str, moved: Sequence[Request]) -> None:
-        """Sends watchers a mark that an iteration is late and that the requests `moved` wait for
-        other pipelines."""
+        """Sends watchers a mark (a note for people) that an iteration is late and that the requests
+        `moved` wait for other pipelines."""
         if self._audience.is_there:
             self.mark(watch_pb2.MARK_KIND_LATE, f"{reason}, its requests go on elsewhere", moved)
 
     def closed(self, loss: str | None) -> None:
-        """Sends a mark that the pipeline was lost or, if `loss` is None, that it has left. Sends
-        nothing if the pipeline has never served, or if it ends because the scheduler stops."""
+        """Sends a mark (a note for people) that the pipeline was lost or, if `loss` is None, that
+        it has ended without being lost. Sends nothing if the pipeline has never served, or if it
+        ends because the scheduler stops."""
         has_served, self.is_serving = self.is_serving, False
         if not has_served or not self._audience.is_there:
             return
@@ -125,7 +129,8 @@ class EpochTeller:
         text: str,
         requests: Collection[Request] = (),
     ) -> None:
-        """Sends a mark, an event at one point in time, with the requests that the mark concerns."""
+        """Sends a mark: a note for people about something that happens now, with the requests that
+        it concerns."""
         numbers = [self._told.number(request) for request in requests]
         epoch = self._pipeline.epoch
         mark = watch_pb2.MarkEvent(kind=kind, epoch=epoch, text=text, numbers=numbers)

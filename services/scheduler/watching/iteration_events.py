@@ -22,7 +22,7 @@ MAX_PENDING = 4096
 
 @dataclass(slots=True)
 class _Entry:
-    """An iteration whose result or some of whose timings have not come yet."""
+    """An iteration whose result, or whose timing from some stage, has not come yet."""
 
     event: watch_pb2.IterationEvent
     batch: Batch
@@ -32,7 +32,7 @@ class _Entry:
 
 
 class IterationTeller:
-    """Sends watchers the iterations of one epoch of one pipeline."""
+    """Sends watchers an event about each iteration of one epoch."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class IterationTeller:
 
     @property
     def n_pending(self) -> int:
-        """Number of iterations whose result or some of whose timings have not come yet."""
+        """Number of iterations whose result, or whose timing from some stage, has not come yet."""
         return len(self._entries)
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -90,7 +90,8 @@ class IterationTeller:
             del self._entries[next(iter(self._entries))]
 
     def returned(self, iteration: int, updates: Sequence[Update]) -> None:
-        """Adds the updates of an iteration that has returned to the iteration's event."""
+        """Adds to the event of a returned iteration how many new tokens each request got, and which
+        requests ended. Sends the event if the timings of all stages have come."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
@@ -110,7 +111,8 @@ class IterationTeller:
         self._tell_if_complete(iteration, entry)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds the times that a stage spent on an iteration to the iteration's event."""
+        """Adds to the event of an iteration the times that a stage spent on the iteration. Sends
+        the event if nothing is missing any more."""
         entry = self._entries.get(timing.iteration)
         if entry is not None:
             entry.timings[stage_index] = timing

@@ -33,8 +33,8 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def add(self, pipeline: int, pool: RequestPool) -> None:
-        """Adds the `RequestPool` of the pipeline with the number `pipeline`. All pools that are
-        added must share the same waiting requests."""
+        """Adds the `RequestPool` of the pipeline with the number `pipeline` to the pools that
+        events describe. All of these pools must share the same waiting requests."""
         self._pools[pipeline] = pool
 
     def requests(self) -> list[Request]:

@@ -43,7 +43,7 @@ class RecordingFull(Exception):
 
 
 class Recording:
-    """The file of one recording."""
+    """Writes one recording to a file."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         """Opens the file. An existing file is renamed to `NAME.1`.
@@ -61,7 +61,7 @@ class Recording:
         self._write_line(HEADER)
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
-        """Writes the events of a message as they are for viewers (`services/common/watch_view.py`),
+        """Writes the events of a message in the form for viewers (`services/common/watch_view.py`):
         one JSON line for each change of what a viewer shows.
 
         Raises:

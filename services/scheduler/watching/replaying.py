@@ -22,8 +22,8 @@ from services.scheduler.watching.core_facts import CoreFacts, core_of, order_of
 from services.scheduler.watching.selections import selection_of
 
 N_DIGITS = 255
-"""Number of values that each byte of a token id may have, except the last byte; the last byte of
-each token id has a further value."""
+"""Number of values that the first three bytes of a replayed token id may have, from 0. The last
+byte always has the value `N_DIGITS`, which no other byte has."""
 
 MAX_OPTION_BYTES = 2**24
 """Maximum size of a request's sampling options in bytes; a message of a frontend is never that
@@ -45,7 +45,8 @@ class ReplayClock:
         self._readings: list[float] = []
 
     def set(self, readings: Sequence[float]) -> None:
-        """Sets the readings that the next calls return. Calls beyond these raise `Difference`."""
+        """Sets the readings that the next calls return. After the last one, calls raise
+        `Difference`."""
         self._readings = list(reversed(readings))
 
     def __call__(self) -> float:
@@ -72,8 +73,8 @@ class ReplayPool(RequestPool):
 
 
 class Replay:
-    """A replay: the cores of a recording, one for each epoch of each pipeline, and the requests so
-    far."""
+    """Repeats the calls of a recording. It has a core for each epoch of each pipeline, and all
+    requests so far."""
 
     def __init__(self) -> None:
         self.n_batches = 0
@@ -259,10 +260,10 @@ def _tokens(numbers: Sequence[int]) -> "array[int]":
 
 
 def _token(number: int) -> int:
-    """Returns a token id for the number of a token.
+    """Returns the token id that stands for the token with this number in a recording.
 
-    The drafter searches for equal tokens byte by byte. The last byte of every token id has a value
-    that no other byte has, so that a match always begins and ends between two tokens.
+    The drafter searches for equal tokens byte by byte. To make each match begin and end between two
+    tokens, the last byte of a token id always has a value that no other byte has.
     """
     number, low = divmod(number, N_DIGITS)
     high, middle = divmod(number, N_DIGITS)

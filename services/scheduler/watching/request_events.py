@@ -45,7 +45,7 @@ class RequestTeller:
             self._tell(self.whole(request, watch_pb2.REQUEST_TURN_WAITING))
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Sends nothing, since a rejected request has no number."""
+        """Sends nothing, because a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
         """Sends the event that a request runs, with the number of its pipeline and the number of
@@ -56,10 +56,10 @@ class RequestTeller:
             self._tell(event)
 
     def first_token(self, request: Request) -> None:
-        """Sends nothing, since the event of an iteration has the numbers of new tokens."""
+        """Sends nothing, because the event of an iteration tells how many tokens are new."""
 
     def suspended(self, request: Request) -> None:
-        """Sends the event that a request is suspended, since its pipeline was lost or is late."""
+        """Sends the event that a request is suspended, because its pipeline was lost or is late."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
     def preempted(self, request: Request) -> None:
@@ -71,7 +71,7 @@ class RequestTeller:
         self._end(request, REASONS[reason])
 
     def failed(self, request: Request) -> None:
-        """Sends the event that a request ended as UNAVAILABLE."""
+        """Sends the event that a request ended with the status UNAVAILABLE."""
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:

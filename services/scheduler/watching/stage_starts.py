@@ -21,7 +21,8 @@ class StageTime:
 
 
 class StageStarts:
-    """The times at which the stages of one epoch ended their last iterations."""
+    """Computes when each stage of one epoch began its iterations. Keeps when each stage ended its
+    last one."""
 
     def __init__(self, n_stages: int) -> None:
         self._done_ns = [0] * n_stages

@@ -11,7 +11,7 @@ from services.scheduler.core.request import Request
 
 @dataclass(slots=True)
 class ToldRequest:
-    """The entry of a request that an event has named."""
+    """What is kept of a request that an event has named, until the request ends."""
 
     number: int
     n_computed: int = 0
@@ -27,7 +27,7 @@ class ToldRequest:
 
 
 class ToldRequests:
-    """The entries of all requests that events have named and that have not ended."""
+    """Gives numbers to requests, and keeps an entry for each until the request ends."""
 
     def __init__(self) -> None:
         self._told: dict[Request, ToldRequest] = {}

@@ -24,7 +24,7 @@ EVENT_BYTES = 200
 
 
 class Watcher:
-    """The events that have not been sent to one watcher yet. If the watcher reads too slowly, its
+    """Keeps the events for one watcher until they are sent. If the watcher reads too slowly, its
     watch ends."""
 
     def __init__(
@@ -52,8 +52,8 @@ class Watcher:
         return len(self._pending)
 
     def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:
-        """Adds an event of `n_bytes` bytes. If too many bytes wait already, ends the watch
-        instead."""
+        """Adds an event of `n_bytes` bytes to the events that wait to be sent. If too many bytes
+        wait already, ends the watch instead."""
         if self.is_gone:
             return
         n_bytes += EVENT_BYTES

@@ -26,7 +26,8 @@ from services.scheduler.watching.watcher import MAX_PENDING_BYTES, Watcher
 
 
 class Watching:
-    """The source of all events of one scheduler process."""
+    """Creates the observers that make the events of one scheduler process, and begins and ends
+    watches."""
 
     def __init__(
         self, settings: SchedulerSettings, *, wall_ns: Callable[[], int] = time.time_ns
@@ -85,7 +86,8 @@ class Watching:
             self._audience.leave(watcher)
 
     def note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
-        """Sends a mark for each worker in `unfit` that was not in `unfit` of the last call."""
+        """Sends watchers a mark (a note for people) about each worker that does not fit and that
+        was not in `unfit` in the last call."""
         before, self._unfit = self._unfit, unfit
         if self._audience.is_there:
             for worker in unfit:
@@ -93,32 +95,32 @@ class Watching:
                     self._audience.tell(_mark_of(worker))
 
     def note_draining(self, epoch: int) -> None:
-        """Sends watchers a mark that the pipeline of an epoch drains, if the pipeline serves."""
+        """Sends watchers the state of the pipeline of an epoch and a mark (a note for people) that
+        it drains, if the pipeline serves."""
         for one in self._serving():
             if one.epoch == epoch and self._audience.is_there:
                 one.tell_draining()
 
     def drain(self) -> None:
-        """Sends a mark that the scheduler accepts no more requests."""
+        """Sends watchers a mark (a note for people) that the scheduler takes no more requests."""
         if self._audience.is_there:
             text = "the scheduler takes no more requests"
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_DRAINING, text=text)
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def note_slow_join(self, text: str) -> None:
-        """Sends watchers a mark that a pipeline does not form. `text` names the stages that have
-        not joined."""
+        """Sends watchers a mark (a note for people) that a pipeline does not form. `text` names the
+        stages that have not joined."""
         if self._audience.is_there:
             mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_UNFORMED, text=text)
             self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def end(self, reason: str) -> None:
-        """Ends the watches of all watchers."""
+        """Ends the watch of every watcher, and tells each of them the reason."""
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:
-        """Adds an epoch, which serves from now on, to the epochs whose state is sent to a new
-        watcher."""
+        """Notes that an epoch serves from now on, so that new watchers get its state."""
         self._epochs = [*self._serving(), epoch]
 
     def _serving(self) -> list[EpochTeller]:

@@ -66,7 +66,7 @@ class Controller:
     ) -> None:
         """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
         called while the ranks load, and `on_checkpoint` with the report about the checkpoint.
-        `on_started` is called when the ranks have started, and can load a stage.
+        `on_started` is called when all ranks have reported equal traits, and can load a stage.
         Benchmarks pass another class as `plan_relay`."""
         self.name = ""
         """Name of the worker in logs and messages."""
@@ -127,7 +127,7 @@ class Controller:
         return description
 
     def assign(self, request: worker_pb2.AssignStageRequest) -> None:
-        """Makes the worker the stage of the request.
+        """Makes the worker the stage that the request names.
 
         Raises:
             StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.

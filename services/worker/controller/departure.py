@@ -1,9 +1,9 @@
 """The departure of a worker that must stop.
 
-The worker goes on serving until its pipeline has moved its requests, but only for a limited time.
-Its descriptions and its heartbeats tell the leader that it is leaving. The worker may end when
-nothing has watched its stage for `LINGER_S` seconds: a leader that is replaced releases the stage,
-and the next leader may need it. A worker that is in no pipeline ends at once.
+The worker goes on serving until its pipeline no longer needs it, but only for a limited time. Its
+descriptions and its heartbeats tell the leader that it is leaving. The worker may end when nothing
+has watched its stage for `LINGER_S` seconds: a leader that is replaced releases the stage, and the
+next leader may need it. A worker that is in no pipeline ends at once.
 """
 
 import asyncio

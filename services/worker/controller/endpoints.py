@@ -28,8 +28,8 @@ class WorkerEndpoints:
 
     @classmethod
     async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
-        """Starts all servers. Until the worker is ready, health probes are answered as started and
-        not ready.
+        """Starts all servers. Until the worker is ready, health probes report it as started but not
+        ready.
 
         Raises:
             OSError: an address is in use.

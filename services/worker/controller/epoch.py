@@ -1,7 +1,7 @@
 """The epoch of a stage: its number, and the joining of the stage's ranks.
 
-The scheduler numbers epochs in ascending order. Plans and watchers are refused, and late answers of
-ranks are ignored, if they belong to another epoch than the current one.
+The scheduler numbers epochs in ascending order. Plans and watchers of another epoch than the
+current one are refused, and late answers of ranks to such an epoch are ignored.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Orders to the ranks of a stage to compile a grammar.
+"""Orders by which all ranks of a stage compile a grammar.
 
 An order is complete when every rank has answered. Ranks compile in a thread while they compute
 iterations, so an order delays no plan.
@@ -28,7 +28,7 @@ class _Order:
 
 
 class GrammarOrders:
-    """The unfinished orders of the current epoch, by the digests of the grammars."""
+    """Makes all ranks compile grammars, and keeps the unfinished orders of the current epoch."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch

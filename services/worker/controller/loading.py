@@ -15,8 +15,8 @@ OnCheckpoint = Callable[[list[list[str]]], None]
 
 
 class Loading:
-    """The progress of all ranks in loading their weights, and the description of each rank that has
-    finished."""
+    """Collects the progress of all ranks in loading their weights, and the description of each rank
+    that has finished."""
 
     def __init__(
         self,

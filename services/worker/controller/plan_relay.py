@@ -53,7 +53,7 @@ class PlanRelay:
             self._next_channel.get_state(try_to_connect=True)
 
     async def run(self, context: Any) -> None:
-        """Forwards the plans of one stream to the ranks, until the stream ends.
+        """Forwards the plans that arrive on one stream, until the stream ends.
 
         Raises:
             StaleEpoch: the stream's epoch is over.

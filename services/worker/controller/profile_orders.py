@@ -1,5 +1,5 @@
-"""Orders for profiles of a stage's ranks. One profile is taken at a time, and all are written to
-one directory."""
+"""Orders for profiles of a stage's ranks. One profile is taken at a time. All profiles are written
+to one directory."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ computes nothing while it writes the profile."""
 
 
 class ProfileOrders:
-    """Orders for profiles, which ranks write to a directory. Without a directory, all orders are
-    refused."""
+    """Orders a profile from a rank, one at a time. The rank writes the profile to a directory. If
+    no directory is set, all orders are refused."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -111,7 +111,7 @@ class RankProcess:
         return cls(tp_rank, process, *ends)
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame for the rank, on the channel for its kind; never waits."""
+        """Queues a frame for the rank, on the channel for frames of this kind. Never waits."""
         channel = self._lifeline if kind in URGENT else self._channel
         channel.send(kind, payload)
 
@@ -124,7 +124,7 @@ class RankProcess:
     async def stop(self) -> None:
         """Kills the rank and waits up to STOP_TIMEOUT_S seconds for its process to end.
 
-        A rank has nothing to finish, since its requests belong to the scheduler. It is killed,
+        A rank has nothing to finish, because its requests belong to the scheduler. It is killed,
         because it could otherwise go on for a long time with an iteration or with loading weights.
         """
         self._channel.close()

@@ -10,7 +10,7 @@ from orcinus.v1 import worker_pb2
 
 
 class RankTraits:
-    """The traits that the ranks of a worker have reported."""
+    """Collects the traits that the ranks of a worker report, and compares them."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ HEARTBEAT_S = 0.5
 """Seconds between two heartbeats of the stage."""
 
 RECENTLY_S = 1.0
-"""A rank that has sent a heartbeat within this number of seconds is alive."""
+"""Seconds after its last heartbeat for which a rank counts as alive."""
 
 LOADING_SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a rank that has not loaded counts as lost. A rank sends
@@ -30,7 +30,8 @@ class RankWatch:
         self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str, bool], None]
     ) -> None:
         """`on_alive` is called for each heartbeat of the stage. `on_lost` is called once, when a
-        rank is lost, with the reason and whether the rank failed by itself."""
+        rank is lost. Its arguments are the reason, and whether the rank failed by itself (without
+        being stopped or killed from outside)."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """A future that is done when a rank is lost and the stage fails. Its result is the
         reason."""

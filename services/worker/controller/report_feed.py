@@ -1,7 +1,7 @@
 """Delivers the reports of a stage to all watchers of the stage.
 
-Most reports come from a rank and are forwarded as bytes, without decoding. The stage itself adds
-two kinds of reports: its heartbeats and its failure.
+Most reports come from a rank and are forwarded as bytes, without decoding. The controller adds two
+kinds of reports: the stage's heartbeats and its failure.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ MAX_UNREAD_REPORTS = 4096
 
 
 class ReportFeed:
-    """A queue of serialized WatchStageResponses for each watcher of the current epoch."""
+    """Passes reports to the watchers of the current epoch. Each watcher has a queue of serialized
+    WatchStageResponses."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
@@ -70,8 +71,8 @@ class ReportFeed:
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Makes `until_unwatched` treat the stage as watched inside the `with` block, in which a
-        watcher is about to arrive."""
+        """Makes `until_unwatched` treat the stage as watched inside the `with` block. Use it while
+        a watcher is about to arrive."""
         self._n_expected += 1
         self._note_watchers()
         try:

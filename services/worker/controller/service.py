@@ -26,8 +26,8 @@ CALLERS = {
 stage. Profiles are ordered by people in a worker's pod."""
 
 MAX_STREAMS = 16
-"""Largest number of concurrent calls of RunIterations, and also of WatchStage. An epoch needs one
-call of each."""
+"""Largest number of concurrent calls of RunIterations, and largest number of concurrent calls of
+WatchStage. An epoch needs one call of each."""
 
 
 class WorkerService:
@@ -47,7 +47,7 @@ class WorkerService:
     async def AssignStage(
         self, request: worker_pb2.AssignStageRequest, context: Any
     ) -> worker_pb2.AssignStageResponse:
-        """Makes the worker the stage of the request."""
+        """Makes the worker the stage that the request names."""
         self._controller.assign(request)
         return worker_pb2.AssignStageResponse()
 

@@ -1,4 +1,4 @@
-"""Makes a trace span for a stage's part of each traced iteration, from the timings of its rank.
+"""Makes a trace span for a stage's part of each traced iteration, from timings of a rank.
 
 Ranks do not use OpenTelemetry. A rank reports its timings, and the controller makes the trace span,
 whose parent is the scheduler's trace span that the plan names. The trace span begins when the plan

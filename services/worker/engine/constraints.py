@@ -1,11 +1,11 @@
 """Limits the next token of requests whose allowed tokens depend on the output so far: requests that
 follow a grammar, and requests with banned words.
 
-Each of these requests has a matcher. Generated tokens are passed to the matcher in order: the
-tokens that this rank has sampled and, for a request that is resumed after a loss, the generated
-tokens that the plan contains. On a CPU sampled tokens are known at once. On a GPU they arrive while
-the device computes the next iteration. `masks` waits for their arrival; the host waits nowhere
-else.
+Each of these requests has a matcher, an object that follows its output. Generated tokens are passed
+to the matcher in order: the tokens that this rank has sampled and, for a request that is resumed
+after a loss, the generated tokens that the plan contains. On a CPU sampled tokens are known at
+once. On a GPU they arrive while the device computes the next iteration. `masks` waits for their
+arrival; the host waits nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Matcher(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output ends early, because a step of the grammar takes too much work."""
+        """Whether the output must end here, because a step of the grammar takes too much work."""
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next, as a bit mask: bit b of 32-bit word w is set if
@@ -42,11 +42,11 @@ class Matcher(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of a model: `services.grammar.grammars.Grammars`."""
+    """The compiled grammars of a model; implemented by `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
-        """Must be called before the masks of an iteration are made. Resets the counter that limits
-        the work of one iteration."""
+        """Resets the counter that limits the work of one iteration. Must be called before the masks
+        of an iteration are made."""
 
     def matcher(self, digest: bytes) -> Matcher | None:
         """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns
@@ -79,7 +79,8 @@ class ConstrainedRows:
 
 
 class Constraints:
-    """The matchers of an epoch's requests, by the requests' rows in the request table."""
+    """Keeps the matchers of an epoch's requests, by the requests' rows in the request table, and
+    passes generated tokens to the matchers."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         """`grammars` is None on ranks that do not sample, and for models that can follow no
@@ -158,7 +159,7 @@ class Constraints:
         )
 
     def cut(self, constrained: ConstrainedRows) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, because a step of its
+        """Returns the indices of the sampled tokens whose outputs end early, because a step of the
         grammar takes too much work."""
         places = zip(constrained.places.tolist(), constrained.held, strict=True)
         return [place for place, one in places if one.matcher.is_cut]
@@ -188,8 +189,8 @@ class Constraints:
 
 
 class _DeviceArrival:
-    """A copy of sampled tokens from a GPU to the host. The copy is queued after the kernels that
-    sample."""
+    """A copy of sampled tokens from a GPU to the host, queued after the kernels that sample the
+    tokens."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens.to("cpu", non_blocking=True)

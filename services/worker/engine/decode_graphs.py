@@ -8,10 +8,10 @@ which the recording reads:
     batch size      1, 2, 4, 8; up to 64 in steps of 8, up to 256 in steps of 16, then of 32
     block tables    wide enough for sequences of 1,024, 2,048, 4,096, ... tokens, up to the longest
 
-The width of the block tables decides how attention divides its work. If there were only one width,
-short sequences would take as long to plan and to upload as long ones. Some shapes are recorded when
-an epoch begins (`warm_up`), the others when they first occur. All ranks of a stage run equal plans,
-so they record at the same time. A recording runs one additional iteration and takes up to a second.
+The width of the block tables decides how attention divides its work. With only one width, planning
+and uploading short sequences would take as long as for long ones. Some shapes are recorded when an
+epoch begins (`warm_up`), the others when they first occur. All ranks of a stage run equal plans, so
+they record at the same time. A recording runs one additional iteration and takes up to a second.
 
 Padding reads and writes a K/V block that belongs to no request. A graph computes the stage's share
 of an iteration: the embedding on the first stage, the layers, and the logits on the last stage.
@@ -54,7 +54,7 @@ def reserved_bytes(max_spans: int, result_bytes: int) -> int:
     an iteration has `result_bytes` for each span.
 
     The bytes of results are counted four times, because a graph also keeps three copies of the
-    logits: before a cap, after a cap, and scaled.
+    logits: before the soft cap, after the soft cap, and scaled.
     """
     return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 
@@ -117,7 +117,8 @@ def cuda_graphs() -> Callable[[], Graph]:
 
 
 class DecodeGraphs:
-    """The decode graphs of one epoch, one for each recorded batch shape."""
+    """Runs batches of decodes as recorded graphs, one graph for each batch shape, during one
+    epoch."""
 
     def __init__(
         self,
@@ -170,8 +171,8 @@ class DecodeGraphs:
     def shapes(self) -> Iterator[DecodeShape]:
         """Yields all shapes that may be recorded, from short sequences to long ones.
 
-        For each width of block tables the largest batch is first, since the memory of its recording
-        suffices for all smaller batches. The smaller batches follow in ascending order.
+        For each width of block tables the largest batch comes first, because the memory of its
+        recording suffices for all smaller batches. The smaller batches follow in ascending order.
         """
         sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
         *smaller, largest = sorted(sizes)
@@ -251,8 +252,8 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the sequence length, in tokens, for which a graph's block tables are wide: the
-    shortest of the possible lengths that is at least `n_keys`."""
+    """Returns how many tokens the block tables of a graph cover if the longest sequence of the
+    batch has `n_keys` tokens: the smallest possible number that suffices."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

@@ -95,10 +95,10 @@ class BatchBuilder:
     ) -> None:
         """Builds batches of the requests of `table`.
 
-        `key_caches` has the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer for each
-        number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this
-        rank's number of query heads. `windows` are the windows of the stage's layers in each K/V
-        group, and `is_causal` says whether tokens attend only to earlier ones. `states` are the
+        `key_caches` are keys [n_blocks, block_size, n_kv_heads, head_dim] of the first layer with
+        each number and size of K/V heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is
+        this rank's number of query heads. `windows` are the windows of the stage's layers in each
+        K/V group, and `is_causal` says whether tokens attend only to earlier ones. `states` are the
         recurrent states of requests, if any. `vocab_size` is None on stages that do not sample.
 
         The keys and values of padding are stored in the last block, which no request may have.
@@ -116,7 +116,7 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans` of any lengths. The table must have applied their plan."""
+        """Returns the batch of `spans` of any lengths. Call it after `RequestTable.apply`."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
@@ -125,10 +125,10 @@ class BatchBuilder:
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """Returns the batch of `spans` of one token each. The batch is padded to `shape` with spans
-        at position 0 of a sequence in the last block.
+        """Returns the batch of `spans` of one token each, padded to `shape`. Each padding span is
+        one token at position 0, whose key and value are stored in the last block.
 
-        For each shape and target of uploads, the tensors that layers read have fixed addresses.
+        For equal shapes and one buffer (`Uploads.aim`), layers read tensors at equal addresses.
         """
         n = len(spans.rows)
         starts = np.zeros(shape.n_spans, np.int64)
@@ -229,7 +229,7 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns the sampling columns for the next tokens of `rows`, at `positions`."""
+        """Returns the arguments of `Ops.sample` for the next tokens of `rows`, at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)

@@ -2,7 +2,7 @@
 
 The scheduler's K/V manager decides, for all stages at once, to which request and to which group of
 layers a block belongs. A block id stands for the same slots on all stages. Layers of different
-groups share storage, since a block belongs to one group at a time.
+groups share storage, because a block belongs to one group at a time.
 
 An encoder needs the keys and values of a layer only while that layer runs, so all layers of a stage
 use the same storage one after the other.
@@ -82,8 +82,9 @@ class KVCache:
         keys and values of an earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the key storage of the first layer for each number and size of K/V heads. If no
-        layer stores keys, returns one empty tensor."""
+        """Returns key storage for each combination of number and size of K/V heads in this stage:
+        the storage of the first layer with such heads. If no layer stores keys, returns one empty
+        tensor."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():
@@ -101,7 +102,7 @@ def _places(
     """Returns, for each place (see `_place_of_each`), the sizes of the keys and values that this
     rank stores there.
 
-    Layers of different groups use the same place, since a block belongs to one group at a time.
+    Layers of different groups use the same place, because a block belongs to one group at a time.
     """
     places = zip(_place_of_each(config, layers, groups), layers, strict=True)
     return {

@@ -1,10 +1,10 @@
 """A file in memory with the keys and values of one rank, which outlive the rank's process.
 
-A rank that starts takes over the file of an earlier process with the same stage, rank, model, build
-and layout. A rank holds a lock on its file as long as the rank's process lives, so a file has one
-writer. The file of a process that is stopped by a signal is not taken over, because the process may
-continue. The files of ranks of other stages and models stay for later processes of these ranks, and
-are removed only if there is too little memory for a new file.
+When a rank starts, it takes over the file of an earlier process with the same stage, rank, model,
+build and layout. A rank holds a lock on its file as long as the rank's process lives, so a file has
+one writer. The file of a process that is stopped by a signal is not taken over, because the process
+may continue. The files of ranks of other stages and models stay for later processes of these ranks,
+and are removed only if there is too little memory for a new file.
 
 All of the file's memory is allocated at the beginning. So a full file system is an error at the
 start, and not a signal that ends the process in the middle of an iteration.
@@ -65,10 +65,10 @@ class KVFile:
     @classmethod
     def open(cls, directory: Path, *, stage: str, rank: int, n_bytes: int) -> KVFile:
         """Takes over the newest file that an earlier process of this rank left in `directory`, or
-        else makes a file with room for tensors of `n_bytes` bytes. If other processes have locked
-        all files of this rank, one of them may be dying, so this method tries for `DYING_S`
-        seconds. `stage` has 16 hexadecimal digits: a digest of everything that the content depends
-        on, except the number `rank` of the rank.
+        else makes a file for tensors of `n_bytes` bytes. If other processes have locked all files
+        of this rank, one of these processes may be dying, so this method tries again for up to
+        `DYING_S` seconds. `stage` is a digest of 16 hexadecimal digits of everything on which the
+        content depends, except the number `rank` of the rank.
 
         Raises:
             OSError: the directory cannot be used, or has too little memory.
@@ -93,15 +93,16 @@ class KVFile:
         return cls(_made(path, n_bytes), path)
 
     def begin(self, n_blocks: int) -> Stored:
-        """Begins an epoch with `n_blocks` blocks: `allocate` again returns the tensors from the
-        beginning of the memory. Returns which keys and values the memory holds."""
+        """Begins an epoch with `n_blocks` blocks. `allocate` then starts again at the beginning of
+        the memory. Returns which keys and values the memory holds."""
         self._n_used = _HEADER_BYTES
         return self.record.begin(n_blocks)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Returns the next tensor in the memory. New memory is filled with zeros. A later process
         that takes over the file, and calls this method with the same arguments in the same order,
-        gets the content that the earlier process left."""
+        gets the content that the earlier process left. Raises ValueError if the memory is too
+        small."""
         start = -(-self._n_used // _ALIGNMENT) * _ALIGNMENT
         n_bytes = torch.Size(shape).numel() * dtype.itemsize
         if start + n_bytes > len(self._bytes):
@@ -128,8 +129,8 @@ class _FreeFile:
         return os.fstat(self.fd).st_size == n_bytes
 
     def age(self) -> tuple[int, int]:
-        """Returns the last epoch and iteration in the record. The file with the largest pair is the
-        newest."""
+        """Returns the epoch and the iteration in the file's record. The file with the largest pair
+        is the newest one."""
         stored = KVRecord(memoryview(bytearray(os.pread(self.fd, RECORD_BYTES, 0)))).stored
         return stored.epoch, stored.iteration
 
@@ -186,11 +187,12 @@ def _free_files(directory: Path, is_wanted: Callable[[str, int], bool]) -> Itera
 
 def _made(path: Path, n_bytes: int) -> int:
     """Makes a file of zeros and allocates all its memory. Returns the descriptor of the file,
-    locked. The file gets its name when it is complete, so that no incomplete file stays if the
-    process ends before.
+    locked. The file gets its name when it is complete, so that a process that ends early leaves no
+    incomplete file.
 
     Raises:
-        OSError: there is too little memory, or the file system has no files without names.
+        OSError: there is too little memory, or the file system does not support files without
+            names.
     """
     at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fd = -1

@@ -97,8 +97,9 @@ class MemoryShares:
 def transfer_bytes(
     hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
 ) -> int:
-    """Returns the largest number of bytes that hidden states in flight may take on a rank, apart
-    from the iteration that is being computed. One iteration has `hidden_bytes`.
+    """Returns the largest number of bytes that hidden states in flight may take on a rank, without
+    the hidden states of the iteration that is being computed. An iteration has `hidden_bytes` bytes
+    of hidden states.
 
     The scheduler's default depth is assumed: one iteration in flight for each stage, and at least
     two. A rank allocates hidden states for all announced iterations, and keeps hidden states that
@@ -113,7 +114,7 @@ def transfer_bytes(
 def measure(
     memory: DeviceMemory, iteration: Callable[[], None], *, transfers: int, graphs: int
 ) -> MemoryShares:
-    """Measures how the memory of a device is used, when everything except K/V is loaded.
+    """Measures how the memory of a device is used. Call it when everything except K/V is loaded.
 
     `iteration` is run twice, because the first run also compiles kernels and allocates memory that
     stays in use.

@@ -1,11 +1,10 @@
-"""The record beside a rank's keys and values: the epoch that wrote them, and how much is complete.
+"""The record that is stored with a rank's keys and values: their epoch, and how much is complete.
 
 The record lies in memory that outlives the rank's process, so the process may end at any moment,
 also while it writes the record. So the record has two slots, which are written in turn, and each
-slot has a checksum. If a slot was only partly written, its checksum is wrong, and the other slot
-counts. That slot is older by one write: it names the previous iteration, or the previous epoch if
-the new epoch has not written any keys and values yet. So a record never claims more than is
-complete.
+slot has a checksum. If a slot was only partly written, its checksum is wrong, and the other slot is
+used. That slot is older by one write: it names the previous iteration, or the previous epoch if the
+new epoch has not written any keys and values yet. So a record never claims more than is complete.
 """
 
 import secrets

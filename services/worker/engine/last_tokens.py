@@ -1,9 +1,9 @@
 """The last sampled token of each row, on a rank that embeds and samples.
 
 Plans leave such tokens out, because the rank has sampled them itself. On a GPU the tokens stay on
-the device, and the host does not wait for them. On a CPU the tokens are in NumPy arrays. For few
-numbers NumPy takes a quarter of PyTorch's time, because the weights have displaced the libraries'
-code from the caches.
+the device, and the host does not wait for them. On a CPU the tokens are in NumPy arrays. For arrays
+of a few elements NumPy takes a quarter of PyTorch's time, because reading the weights has displaced
+the libraries' code from the processor's caches.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Numbers = Ints | Tensor
 
 
 class LastTokens(Protocol):
-    """The last token of each row of the request table. A row must not be read before a token was
-    sampled for it."""
+    """Stores the last sampled token of each row of the request table. A row must not be read before
+    a token has been sampled for it."""
 
     def grow(self, n_rows: int) -> None:
         """Makes the store hold at least `n_rows` rows."""

@@ -3,7 +3,7 @@
 A log-probability is the logarithm of the softmax of the model's logits in float32, without
 penalties, biases, masks and filters. So it depends neither on the request's sampling options nor on
 the rest of the batch. For sampled tokens, the caller passes the logits. For the tokens of a prompt,
-this module computes the logits from the hidden states, a few rows at a time, since the logits of
+this module computes the logits from the hidden states, a few rows at a time, because the logits of
 all tokens might not fit in memory.
 
 This module does not depend on the model: the caller passes a function that computes the logits of
@@ -63,8 +63,8 @@ class WantedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities and ranks of tokens and, for each of these tokens, the `n_top` most likely
-    tokens at its position."""
+    """Log-probabilities and ranks of some tokens. For each of these tokens, also the `n_top` most
+    likely tokens at its position."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -73,8 +73,8 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the log-probabilities of `tokens` [n] and of the `n_top` most likely tokens at
-        the position of each, computed from `logits` [n, vocab_size]."""
+        """Computes, from `logits` [n, vocab_size], the log-probability of each of `tokens` [n], and
+        the `n_top` most likely tokens at its position with their log-probabilities."""
         logits = logits.float()
         total = logits.logsumexp(-1)
         # A token of -1 stands for logits that are not finite; its request fails afterwards.
@@ -128,8 +128,8 @@ class BatchLogprobs:
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields the log-probabilities of each span. `to_host` must have been called, and its copy
-        must have arrived."""
+        """Yields the log-probabilities of each span. Call it on the result of `to_host`, when the
+        copy has arrived."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()

@@ -67,7 +67,7 @@ class ModelRunner:
         max_loaded_adapters: int = 0,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs. The
-        model's operations must then have fixed shapes (see `Ops.plan_attention`). A batch has at
+        model's operations must then allow fixed shapes (`Ops.has_fixed_shapes`). A batch has at
         most `max_batch_tokens` tokens, by default one for each K/V slot.
 
         If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
@@ -191,7 +191,7 @@ class ModelRunner:
         """Returns the sampled tokens in the order of the plan, [n_sampled] int64. A token is -1 if
         its `logits` are not finite.
 
-        Must be called for every batch, since penalties count the tokens of every batch. The next
+        Must be called for every batch, because penalties count the tokens of every batch. The next
         run may overwrite the result.
         """
         if batch.counted is not None:
@@ -205,7 +205,7 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, because a step of its
+        """Returns the indices of the sampled tokens whose outputs end early, because a step of the
         grammar takes too much work. Must be called after `sample`."""
         if batch.constrained is None:
             return []
@@ -294,8 +294,8 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns the sampling columns of a batch, with the masks of matchers. Must be called as
-        late as possible: the host then makes the masks while the device computes."""
+        """Returns the arguments of `Ops.sample` for a batch, with the masks of matchers. Call it as
+        late as possible, so that the host makes the masks while the device computes."""
         if batch.constrained is None:
             return batch.sampling
         masks = self._table.constraints.masks(batch.constrained, self._uploads)

@@ -24,8 +24,8 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that is new on the ranks. It keeps its row in the request table until it is
-    released."""
+    """A request that is new on the ranks. The request keeps its row in the request table until a
+    plan releases the row."""
 
     row: int
     n_prompt_tokens: int

@@ -31,8 +31,9 @@ class StatePooling(Protocol):
     """A way to combine the hidden states of a prompt's tokens into one."""
 
     def needed(self, start: int, n_tokens: int, n_prompt: int) -> range:
-        """Returns which tokens of a span have states that are needed, as indices within the span.
-        The span has `n_tokens` tokens, and its first token has the position `start`."""
+        """Returns the tokens of a span whose states are needed, as indices within the span. The
+        span has `n_tokens` tokens and begins at the position `start` of a prompt of `n_prompt`
+        tokens."""
 
     def add(self, kept: Tensor | None, states: Tensor) -> Tensor:
         """Returns the state to keep [hidden_size] after the needed states [n, hidden_size] of a
@@ -132,13 +133,13 @@ class BatchVectors:
         return BatchVectors(self.spans, self.values.to("cpu", non_blocking=True))
 
     def by_span(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yields the index of each span and its vector. `to_host` must have been called, and its
-        copy must have arrived."""
+        """Yields the index of each span and its vector. Call it on the result of `to_host`, when
+        the copy has arrived."""
         yield from zip(self.spans, self.values.numpy(), strict=True)
 
 
 class PooledRequests:
-    """The requests of a rank's table that ask for vectors, by row."""
+    """Keeps the requests that ask for vectors, by row, and combines the states of their tokens."""
 
     def __init__(self, pooling: Pooling | None) -> None:
         """`pooling` is None if the rank makes no vectors."""
@@ -164,7 +165,7 @@ class PooledRequests:
         self._requests.pop(row, None)
 
     def are_in(self, spans: Spans) -> bool:
-        """Returns whether one of `spans` is of a request that asks for a vector."""
+        """Returns whether one of `spans` belongs to a request that asks for a vector."""
         return bool(self._requests) and not self._requests.keys().isdisjoint(spans.rows.tolist())
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedStates | None:

@@ -101,9 +101,9 @@ class Division:
 def divide(memory_bytes: int, *, block_size: int, block_bytes: int, row_bytes: int) -> Division:
     """Divides a rank's memory for keys and values between blocks and the states of requests.
 
-    States take at most half of the memory, since a request needs blocks, too, unless the states of
-    a single request need more. If all layers of a stage keep states, its blocks take no memory, and
-    the number of blocks is MAX_KV_BLOCKS.
+    States take at most half of the memory, because a request needs blocks, too. They take more only
+    if the states of a single request need more than half. If all layers of a stage keep states, its
+    blocks take no memory, and the number of blocks is MAX_KV_BLOCKS.
 
     Raises:
         CannotStart: the memory is too small for one block and the states of one request.

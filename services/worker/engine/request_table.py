@@ -65,7 +65,7 @@ class RequestTable:
     With `keeps_tokens`, the table stores sampled tokens, so that plans can leave these tokens out.
     This is for a rank that both embeds and samples. With `counts_tokens`, the table counts the
     tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
-    keep a state of each request. Then requests with stored tokens and drafts are refused.
+    keep a state of each request. Drafts, and requests with stored tokens, are then refused.
     `adapters` are the digests of the adapters that requests may use, in order of the adapters'
     indices. Up to `max_loaded_adapters` adapters may be added later. `pooling` says how the rank
     makes vectors (embeddings or scores); None on a rank that makes none.
@@ -168,8 +168,8 @@ class RequestTable:
         self._adapter_places[digest] = index
 
     def drop_adapter(self, digest: str) -> None:
-        """Refuses requests that use an adapter from now on. No later batch may have tokens of
-        earlier requests that use the adapter."""
+        """From now on, refuses new requests that use the adapter. No later batch may have tokens of
+        earlier requests that use it."""
         del self._adapter_places[digest]
 
     def adapters(
@@ -213,7 +213,7 @@ class RequestTable:
         return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
-        """Returns whether the next token of each of `rows` is the argmax of its logits."""
+        """Returns whether, for all `rows`, the next token is simply the argmax of the logits."""
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:

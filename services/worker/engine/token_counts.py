@@ -39,7 +39,7 @@ class CountedTokens:
 
 
 class TokenCounts:
-    """The counts of tokens, in one row for each request with penalties."""
+    """Counts the occurrences of tokens, in one row for each request with penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
@@ -50,11 +50,11 @@ class TokenCounts:
 
     @property
     def n_reserved(self) -> int:
-        """The number of rows in use."""
+        """Number of rows of the counts that are in use."""
         return len(self.tensor) - len(self._free)
 
     def reserve(self) -> int:
-        """Reserves a row of zeros and returns its index."""
+        """Reserves a row of the counts, filled with zeros, and returns its index."""
         if not self._free:
             n_rows = len(self.tensor)
             self._free = list(range(n_rows, n_rows + _STEP))

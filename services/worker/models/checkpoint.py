@@ -54,9 +54,9 @@ def load_stage(
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
     ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence. By default
     `open_checkpoint` derives it. `pooling` is the setting that says how vectors (embeddings or
-    scores) are made. `cache` keeps quantised matrices, on a CPU only. For the other arguments and
-    the errors see `build_stage`. The first rank of the first stage logs notes about how the weights
-    are read.
+    scores) are made. `cache` keeps packed quantised matrices for the next start; it is used on a
+    CPU only. For the other arguments and the errors see `build_stage`. The first rank of the first
+    stage logs notes about how the weights are read.
     """
     opened = open_checkpoint(
         model, load_format=load_format, max_model_len=max_model_len, pooling=pooling
@@ -119,8 +119,8 @@ def open_checkpoint(
 
     If the configuration says that head and embedding share a matrix, the tensor files are searched
     for a separate head. With `load_format` "random" no tensor files need to exist. `max_model_len`
-    is the operator's setting for the longest sequence, in tokens, and `pooling` the setting
-    that says how vectors are made.
+    is the operator's setting for the longest sequence, in tokens. `pooling` is the setting that
+    says how vectors (embeddings or scores) are made.
     """
     files: TensorFiles
     if is_gguf(model):

@@ -96,8 +96,9 @@ def report_of(
 def whole_model(
     config: ModelConfig, dtype: torch.dtype, pooling: Pooling | None = None
 ) -> WantedTensors:
-    """Returns the tensors that a single rank needs if it computes all layers, and makes vectors
-    with `pooling`; raises UnsupportedModel."""
+    """Returns the tensors that a single rank needs to compute all layers, and to make vectors
+    (embeddings or scores) if `pooling` is given. Raises UnsupportedModel for features that are not
+    implemented."""
     device = torch.device("cpu")
     place = StagePlace.of(config, range(config.n_layers), pooling, ops=ops_for(device))
     wanted = WantedTensors(0, 1)
@@ -106,8 +107,9 @@ def whole_model(
 
 
 def _layers(tensors: CheckpointTensors, parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Returns the kinds of matrices in layers, such as `self_attn.q_proj`, by the form in which
-    they are stored. The kinds are in the order in which a layer reads them."""
+    """Returns the kinds of matrices in layers, such as `self_attn.q_proj`, grouped by how they are
+    stored. The keys are descriptions such as "4 bits in groups of 128". The kinds are in the order
+    in which a layer reads them."""
     kinds: dict[str, dict[str, None]] = {}
     for part in parts:
         found = _LAYER.fullmatch(part.name)

@@ -1,7 +1,7 @@
 """A rank's share of a stage's tensors, read from the files of a checkpoint.
 
 Names and shapes are checked before any tensor is read. A matrix that the files store quantised
-stays quantised where the device can multiply by weights with a scale for each group of inputs.
+stays quantised if the device can multiply by weights with a scale for each group of inputs.
 Exceptions are matrices for which the settings request fewer bits than the files have, matrices
 whose groups are not of neighbouring inputs, and matrices whose values would be rounded although the
 settings request no quantisation. All other tensors are dequantised while they are read, a block at
@@ -46,8 +46,8 @@ quantization."""
 
 
 class CheckpointTensors(TensorSource):
-    """A source of the tensors that a model needs from a checkpoint, with a given element type and
-    device."""
+    """Reads the tensors that a model needs from the files of a checkpoint, in a given element type
+    and onto a given device."""
 
     def __init__(
         self,
@@ -142,7 +142,8 @@ class CheckpointTensors(TensorSource):
         return self._cached.matrix(name, make)
 
     def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
-        """Returns the quantised form of each part, or None unless every part stays quantised."""
+        """Returns the quantised form (bits, group size and values) of each part. Returns None if
+        any of the parts must be dequantised."""
         forms = []
         for part in parts:
             stored = self._stored[part.name]
@@ -157,8 +158,8 @@ class CheckpointTensors(TensorSource):
         return forms if can_group(self._device) else None
 
     def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
-        """Returns an upper bound for the bytes of memory that `parts` take if they stay quantised,
-        or None if they do not."""
+        """Returns an upper bound for the bytes of memory that `parts` take if they stay quantised.
+        Returns None if any of them must be dequantised."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
@@ -181,8 +182,8 @@ class CheckpointTensors(TensorSource):
         return f"{forms[0].bits} bits in groups of {forms[0].size}"
 
     def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
-        """Returns the joined parts as a quantised matrix on the CPU, or None if they do not stay
-        quantised."""
+        """Reads `parts` and joins them into one quantised matrix in CPU memory. Returns None if any
+        of them must be dequantised."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
@@ -229,8 +230,8 @@ class CheckpointTensors(TensorSource):
     def _scales(
         self, part: Part, stored: GroupedTensor, spans: Spans, form: GroupForm
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales and offsets for the range `spans` of a part. Raises CheckpointError
-        for values that are not finite."""
+        """Returns the scales for the range `spans` of a part, and the offsets or None. Raises
+        CheckpointError for values that are not finite."""
         scales, offsets = stored.read_scales(spans, form)
         self._check_finite(part, scales)
         if offsets is not None:
@@ -257,8 +258,9 @@ class CheckpointTensors(TensorSource):
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
-        """Checks the wanted parts and returns how many bytes they have in the files. Raises
-        CheckpointError for a part that does not match."""
+        """Checks the shapes and element types of the wanted tensors in the files. Returns how many
+        bytes the wanted parts have there. Raises CheckpointError for a tensor that does not match.
+        """
         problems = [
             problem
             for part in wanted.parts

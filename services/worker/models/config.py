@@ -144,8 +144,8 @@ class ModelConfig:
 
     @property
     def n_unused_positions(self) -> int:
-        """Number of positions that `max_position_embeddings` of the file includes, but no token can
-        have."""
+        """Number of positions that no token can have, although the file's `max_position_embeddings`
+        counts them."""
         return 0
 
     @property
@@ -183,9 +183,9 @@ class ModelConfig:
     def read(cls, config: JsonObject) -> dict[str, Any]:
         """Returns the fields that depend on more than one key of `config`.
 
-        In this class these fields are the number of K/V heads, by default the number of query
-        heads, and the size of a head. Families extend this method, and raise UnsupportedModel for
-        features that they do not compute.
+        In this class these fields are `n_kv_heads`, which equals the number of query heads, and
+        `head_dim`. Families extend this method, and raise UnsupportedModel for features that they
+        do not compute.
         """
         keys = cls.keys()
         hidden_size, n_heads = config.get(keys["hidden_size"]), config.get(keys["n_heads"])
@@ -238,7 +238,7 @@ def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
     """Returns the window of each layer, None for a layer without a window. The key `layer_types`
-    says which layers have a window; if the key is missing, `default` says so. Raises
+    says which layers have a window; if the key is missing, `default` says it. Raises
     UnsupportedModel for an unknown type of layer, a wrong number of layers, or a missing window."""
     layer_types = config.get("layer_types")
     if layer_types is None:

@@ -43,7 +43,7 @@ def read_directory_config(
     """Returns the configuration of the model in a checkpoint's directory. Raises UnsupportedModel
     if the model cannot be served.
 
-    `max_model_len` is the operator's setting for the longest sequence, and `pooling` the setting
+    `max_model_len` is the operator's setting for the longest sequence. `pooling` is the setting
     that says how vectors (embeddings or scores) are made.
     """
     generation_path = directory / "generation_config.json"
@@ -64,8 +64,8 @@ def _checked_pooling(
     pooling: Pooling | None, config: JsonObject, parsed: ModelConfig
 ) -> Pooling | None:
     """Returns `pooling`, completed for encoders and for models without a language-model head,
-    neither of which generate tokens. `config` is the content of `config.json`, and `parsed` the
-    configuration in it.
+    neither of which generate tokens. `config` is the content of `config.json`, and `parsed` is the
+    configuration that was made of it.
 
     Raises UnsupportedModel if such a model has no pooling, or has pooling that needs the head.
     """

@@ -80,7 +80,7 @@ def parse_with_sources(
 ) -> ReadConfig:
     """Returns the configuration, as `parse_config` does, together with the origins of its values.
 
-    `named_end` is the `eos_token` of `tokenizer_config.json`, and `max_model_len` the operator's
+    `named_end` is the `eos_token` of `tokenizer_config.json`. `max_model_len` is the operator's
     setting for the longest sequence. For `stretching` see `stated_context`. Raises
     UnsupportedModel.
     """
@@ -136,8 +136,8 @@ def parse_with_sources(
 
 @cache
 def _validator_of(architecture: str) -> TypeAdapter[ModelConfig]:
-    """Returns the validator of the configuration of a family. Making a validator takes long, so it
-    is kept."""
+    """Returns the validator for the configuration of a family. It is cached, because making a
+    validator takes long."""
     return TypeAdapter(FAMILIES[architecture].config_type)
 
 
@@ -145,8 +145,8 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
     """Returns the fields that the family's own `read` computes from the unvalidated `config`.
 
     If a value has an unexpected type, `read` raises one of Python's errors, which is converted to
-    UnsupportedModel. The number of layers is validated first, since `read` may build a list of that
-    length.
+    UnsupportedModel. The number of layers is validated first, because `read` may build a list of
+    that length.
     """
     key = config_type.keys()["n_layers"]
     try:

@@ -94,8 +94,8 @@ def check_booleans(config_type: type[ModelConfig], values: JsonObject) -> None:
 
 
 def check_token_ids(config: JsonObject) -> None:
-    """Raises UnsupportedModel if a key for a token is neither null nor an integer. The key
-    `eos_token_id` may also be a list of integers."""
+    """Raises UnsupportedModel if a key for a token id has a value that is neither null nor an
+    integer. The value of `eos_token_id` may also be a list of integers."""
     for key in _TOKEN_KEYS:
         value = config.get(key)
         tokens = value if isinstance(value, list) and key == "eos_token_id" else [value]

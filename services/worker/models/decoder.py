@@ -87,7 +87,7 @@ class DecoderStage(StageModel):
         )
 
     def read_head(self, source: TensorSource) -> Head:
-        """Reads the head, which turns the last hidden states into logits."""
+        """Reads the head, which turns the hidden states after the last layer into logits."""
         return NormedHead(self.read_final_norm(source), self._read_projection(source))
 
     def read_pooler(self, source: TensorSource, pooling: Pooling) -> Pooler:

@@ -42,16 +42,16 @@ class Norm(Protocol):
     """Normalises rows."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the step to a program, and returns the normalised rows of `x`, which keep the width
-        of `x`."""
+        """Adds the step of this norm to a program, and returns the normalised rows of `x`, which
+        keep the width of `x`."""
 
 
 class Embedding(Protocol):
     """Turns the tokens of a batch into hidden states."""
 
     def describe(self, to: Program) -> Buffer:
-        """Adds the step to a program, and returns the hidden states of the batch's tokens. All
-        ranks get equal results."""
+        """Adds the steps of this embedding to a program, and returns the hidden states of the
+        batch's tokens. All ranks get equal results."""
 
 
 class Layer(Protocol):
@@ -70,8 +70,8 @@ class Head(Protocol):
     """Turns hidden states after the last layer into logits."""
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Adds the step to a program, and returns the logits [n, vocab_size]. All ranks get equal
-        results. The step may overwrite `hidden`."""
+        """Adds the steps of this head to a program, and returns the logits [n, vocab_size]. All
+        ranks get equal results. The steps may overwrite `hidden`."""
 
 
 class Mixer(Protocol):
@@ -156,10 +156,11 @@ class Attention:
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
-        `projected` has the letters of the projections that the layer has. `fused_name` is the name
-        of one matrix that holds queries, keys and values, one after the other. `order` gives, for
-        each element of a query or key head, the index at which the element is stored (see
-        `rope.head_order`). Raises ValueError for `head_norms` without rotary embedding.
+        `projected` names the projections that the layer has by their letters: "qkv", or fewer.
+        `fused_name` is the name of one matrix that holds queries, keys and values, one after the
+        other. `order` gives, for each element of a query or key head, the index at which the
+        element is stored (see `rope.head_order`). Raises ValueError for `head_norms` without rotary
+        embedding.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
@@ -205,8 +206,8 @@ class Attention:
 
     @classmethod
     def of(cls, plain: Attention, **parts: Any) -> Self:
-        """Returns attention of this class with the projections of `plain`. `parts` are the fields
-        that only this class has."""
+        """Returns an object of this class with the fields of `plain`. `parts` are the fields that
+        only this class has."""
         return cls(**{each.name: getattr(plain, each.name) for each in fields(plain)}, **parts)
 
     @property
@@ -233,8 +234,8 @@ class Attention:
 
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
-    """Returns, for each output of this rank's queries, keys and values, its row in the stored
-    matrix.
+    """Returns, for each output of this rank's queries, keys and values, the index of its row among
+    the rows that this rank reads.
 
     The elements of each query and key head are permuted by `order`. Values stay in their stored
     order.
@@ -294,7 +295,7 @@ class GatedMLP:
 
     def describe_share(self, to: Program, x: Buffer) -> Buffer:
         """Adds the steps of this rank's share to a program. Returns the summand that this rank
-        contributes, [n_tokens, hidden], without the bias."""
+        contributes to the sum over the ranks, [n_tokens, hidden], without the bias."""
         return to.multiply(self.down.weight, to.gated(self.gate_up, x))
 
 

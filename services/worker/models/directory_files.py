@@ -60,6 +60,13 @@ class DirectoryFiles(TensorFiles):
     def paths(self) -> Collection[Path]:
         return set(self._paths.values())
 
+    @property
+    def is_gguf(self) -> bool:
+        return False
+
+    def unread_biases(self) -> list[str]:
+        return []
+
     def find(self, name: str) -> str | None:
         return next((each for each in _spellings(name) if each in self._paths), None)
 
@@ -103,7 +110,7 @@ def checkpoint_digest(model: Path) -> str:
     """Returns a digest that distinguishes checkpoints whose tensors have equal shapes.
 
     The digest is computed from the sizes and samples of the weight files. It is not a checksum,
-    since most bytes are not read. Raises CheckpointError for a file that cannot be read.
+    because most bytes are not read. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
     paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
@@ -154,8 +161,8 @@ def files_digest(model: Path) -> str:
 
 
 def _main_file(directory: Path) -> Path:
-    """Returns the file that messages about the checkpoint name: the only weight file, or else the
-    index. If there is neither, it is `model.safetensors`."""
+    """Returns the file that stands for the checkpoint in messages: the only weight file, or else
+    the index. If there is neither, it is `model.safetensors`."""
     try:
         paths = find_weight_files(directory).paths
     except CheckpointError:

@@ -68,8 +68,8 @@ def read_gguf_config(
 def _gguf_sources(
     header: GgufHeader, derived: Mapping[str, Derived[Any]]
 ) -> dict[str, Derived[Any]]:
-    """Returns derived values for a GGUF file. Their origins name the file's metadata instead of
-    keys of `config.json`."""
+    """Returns `derived` with origins in the GGUF file: they name the file's metadata instead of
+    keys of `config.json`. The value of "quantisation" is replaced by the types of the tensors."""
     metadata = f"metadata of {header.path.name}"
     sourced = {name: Derived(value.value, metadata) for name, value in derived.items()}
     types = Derived(types_in_words(header), "types of the tensors")

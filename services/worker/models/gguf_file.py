@@ -256,8 +256,8 @@ class GgufFile(TensorFiles):
 
 
 def _scattered(place: TensorPlace, rows: Tensor, read: _Read) -> Tensor:
-    """Returns the given rows of a stored tensor, which may be in any order. Rows that are near each
-    other are read together."""
+    """Returns the given rows of a stored tensor. `rows` may be in any order. Rows that are near
+    each other are read together."""
     if not len(rows):
         return read(place, range(0))
     ordered, order = rows.sort()

@@ -5,7 +5,7 @@ of the alignment. llama.cpp requires this as well. A file with other offsets has
 the bytes of one tensor would be read as another tensor.
 
 The package `gguf` takes up to a second to import. Every worker imports this module, also for
-checkpoints of other formats, so the package is imported where a GGUF file is read.
+checkpoints of other formats. So functions import the package, when a GGUF file is read.
 """
 
 from __future__ import annotations

@@ -94,9 +94,10 @@ class _HasDeltaNet(Protocol):
 def make_view(rule: Rule, find: Find, config: ModelConfig, number: int) -> View | None:
     """Returns how a family's tensor is made from stored tensors, as `rule` says.
 
-    `number` is the number in the family's name for the tensor, such as the index of the layer, or
-    0. The result is None if the file lacks a tensor of the rule. Raises CheckpointError if a stored
-    tensor has a shape that does not fit the rule.
+    `number` is the number that the family's name of the tensor has after the index of the layer,
+    such as the index of an expert. It is 0 if there is none. The result is None if the file lacks a
+    tensor of the rule. Raises CheckpointError if a stored tensor has a shape that does not fit the
+    rule.
     """
     match rule:
         case First(rules):

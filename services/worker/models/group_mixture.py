@@ -2,7 +2,8 @@
 then experts in these groups.
 
 Scores and choices are computed in float32. The weight of a chosen expert is its score times a
-factor. In addition, every token passes through the shared experts, which are one MLP.
+factor. In some families, the scores of the chosen experts are first divided by their sum. In
+addition, every token passes through the shared experts, which are one MLP.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class GroupRouter:
     form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Adds a step to a program, and returns the indices and the weights of the chosen experts,
-        [n_tokens, n_chosen] each."""
+        """Adds the steps to a program, and returns the indices and the weights of the chosen
+        experts, [n_tokens, n_chosen] each."""
         return to.route_in_groups(to.multiply(self.weight, to.widened(x)), self.form)
 
 

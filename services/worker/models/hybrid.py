@@ -1,4 +1,5 @@
-"""The mixers of hybrid models: most layers keep a state for each request, the others use attention.
+"""The token mixers of hybrid models. Most layers keep a state for each request, and the others use
+attention.
 
 Layers with a state are `GatedDeltaNet` (`Ops.delta_net`). Layers with attention are
 `GatedAttention`, whose output is multiplied by gates. Each layer has storage either for states, or
@@ -234,8 +235,8 @@ class GatedAttention:
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:
-    """Returns, for each output of this rank's queries, keys, values and gates, its row in the
-    stored matrix.
+    """Returns, for each output of this rank's queries, keys, values and gates, the index of its row
+    among the rows that this rank reads.
 
     The elements of each query and key head are permuted by `order`. In the file the gates of each
     head follow the queries of the head.

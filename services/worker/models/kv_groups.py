@@ -2,15 +2,15 @@
 
 A layer with a window never reads tokens before the window. The blocks of such tokens can be reused
 while other layers still need their own blocks. A block belongs to one group, and has a place for
-each layer of the group on a stage. Each group has about as many layers as the rarest kind of layer,
-so that a block has about the same number of bytes in every group. All groups take their blocks from
-the same memory, and no part of it is reserved for a group.
+each layer of the group on a stage. Layers with equal windows are one kind, and each group has about
+as many layers as the rarest kind. So a block has about the same number of bytes in every group. All
+groups take their blocks from the same memory, and no part of it is reserved for a group.
 
     gpt-oss 20B   12 layers with a window, 12 without     2 groups of 12
     Gemma 3 27B   52 layers with a window, 10 without     1 group of 10, and 6 of 8 or 9
 
-The layers of a kind are assigned to its groups in rotation, so that every stage has about equally
-many layers of each group.
+The layers of a kind are assigned in rotation to the groups of this kind, so that every stage has
+about equally many layers of each group.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KVGroups:
         """Returns the groups of a model.
 
         There is one group if all layers that store keys and values have equal windows. There is
-        also one group if the sizes of the keys and values differ between layers, since blocks of
+        also one group if the sizes of the keys and values differ between layers, because blocks of
         different groups would then differ in size.
         """
         sizes = {kv for kv in config.layer_kv if kv.n_heads}

@@ -268,8 +268,7 @@ def _read_norm(source: TensorSource, name: str, size: int) -> RMSNorm:
 def _read_head_matrices(
     source: TensorSource, name: str, config: LatentConfig, heads: range
 ) -> tuple[Tensor, Tensor]:
-    """Reads the matrices that turn latents into keys and values, in the shapes by which attention
-    multiplies.
+    """Reads the matrices that turn latents into keys and values, for the heads `heads`.
 
     Returns two tensors: [n_heads, latent_dim, still_dim], which turns queries into queries over
     latents, and [n_heads, value_dim, latent_dim], which turns latents into values.
@@ -283,9 +282,9 @@ def _read_head_matrices(
 
 
 def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:
-    """Returns the stored index of each element of `n_heads` heads, for an order in which the two
-    elements of a rotated pair are half of the rotated part apart. Returns None if the file already
-    has this order.
+    """Returns the stored index of each element of `n_heads` heads, for an order in which each head
+    has the first elements of all rotated pairs before the second elements. Returns None if the file
+    already has this order.
 
     The first `n_before` elements of a head are not rotated and stay in place.
     """

@@ -66,8 +66,8 @@ class ColumnParallelLinear:
         return cls(weight, source.joined(biases, order) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the step to a program, and returns the outputs of this rank, [n_tokens, n_out of
-        this rank]."""
+        """Adds a step to a program, and returns the outputs of this rank, [n_tokens, n_out of this
+        rank]."""
         return to.multiply(self.weight, x, self.bias)
 
 
@@ -175,7 +175,7 @@ class VocabParallelEmbedding:
         return cls(table, share, vocab_size)
 
     def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
-        """Adds the step to a program, and returns the table's rows for the batch's tokens,
+        """Adds the steps to a program, and returns the table's rows for the batch's tokens,
         [n_tokens, hidden].
 
         With `is_open`, the batch may have token ids beyond the end of the table. Such tokens get
@@ -224,7 +224,7 @@ class RMSNorm:
     eps: float
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the step to a program, and returns the normalised rows of `x`."""
+        """Adds a step to a program, and returns the normalised rows of `x`."""
         return to.rms_norm(x, self.weight, self.eps)
 
     def describe_parts(self, to: Program, x: Buffer, first: int, n: int) -> None:

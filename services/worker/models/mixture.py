@@ -3,8 +3,8 @@ router scores highest for it.
 
 Ranks that share a layer divide the inner size of each expert, not the list of experts. So all ranks
 have equal work, whichever experts are chosen, and one sum over the ranks ends the layer, as after
-any other MLP. All ranks choose equal experts without communication, because all have equal hidden
-states.
+any other MLP. All ranks choose the same experts without communication, because all have the same
+hidden states.
 """
 
 from __future__ import annotations

@@ -61,16 +61,16 @@ _FAMILIES = {
     "ForMaskedLM": ("Model",),
     "Model": ("ForCausalLM", "Model"),
 }
-"""Some architectures are the layers of a family with another head or without one. For each ending
-of their names, the possible endings of the family's own architecture: `…ForCausalLM` of decoders,
-`…Model` of encoders. The head that fills in masked tokens is not read, since encoders only make
-embeddings and scores."""
+"""Some architectures are the layers of a family with another head or without one. This maps the
+ending of such an architecture's name to the endings that the family's own architecture may have:
+`…ForCausalLM` of decoders, `…Model` of encoders. The head that fills in masked tokens is not read,
+because encoders only make embeddings and scores."""
 
 
 def family_architecture(architecture: str) -> str:
-    """Returns the architecture of the family that computes the layers of `architecture`, which may
-    have another head or none. Returns `architecture` itself if it is the family's own, or
-    unknown."""
+    """Returns the name under which the family of `architecture` is served: `LlamaForCausalLM` for
+    `LlamaModel` and `LlamaForSequenceClassification`, which are the same layers with no head or
+    another head. Returns `architecture` itself if it is such a name, or if no family is known."""
     for end, of_families in _FAMILIES.items():
         stem = architecture.removesuffix(end)
         for family in (f"{stem}{of_family}" for of_family in of_families):

@@ -19,10 +19,10 @@ thousand experts and ten expressions takes one second."""
 
 
 class ModuleTargets:
-    """Lists of targets. A target is the name of a module or a regular expression for names. A
-    module belongs to the first list that has its name, or a part of its name (see `_parts`). If no
-    list has such a name, the module belongs to the first list with a regular expression that
-    matches its name."""
+    """Assigns modules to lists of targets. A target is the name of a module or a regular expression
+    for names. A module belongs to the first list that has its name, or a part of its name (see
+    `_parts`). If no list has such a name, the module belongs to the first list with a regular
+    expression that matches its name."""
 
     def __init__(
         self, lists: Sequence[Sequence[str]], *, clock: Callable[[], float] = time.thread_time
@@ -47,8 +47,9 @@ class ModuleTargets:
         self._patterns.append((index, target, NamePattern(expression)))
 
     def of(self, module: str) -> int | None:
-        """Returns the index of the list to which a module belongs, or None if there is none. Raises
-        CannotStart if matching regular expressions has taken more than MAX_MATCHING_S seconds."""
+        """Returns the index of the list to which a module belongs, or None if it belongs to none.
+        Raises CannotStart if matching regular expressions has taken more than MAX_MATCHING_S
+        seconds."""
         named = [self._names[part] for part in _parts(module) if part in self._names]
         return min(named) if named else self._matched(module)
 

@@ -1,8 +1,9 @@
 """Attention of Gemma 3n and 4, whose queries, keys and values are normalised head by head.
 
 There are three kinds of layers. The first kind projects queries, keys and values. The second kind
-projects queries and keys, and uses the keys as values too. The third kind projects only queries,
-which attend to the keys and values that an earlier layer of the same stage has stored.
+projects queries and keys, and uses a copy of the projected keys as values. The third kind projects
+only queries, which attend to the keys and values that an earlier layer of the same stage has
+stored.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class NormedAttention(Attention):
         return qkv
 
     def _with_values(self, to: Program, qkv: Buffer) -> Buffer:
-        """Returns the queries, keys and values of `qkv`. If the layer projects no values, adds the
-        steps to a program that append a copy of the keys as values."""
+        """Returns rows of queries, keys and values: `qkv` itself if the layer projects values.
+        Otherwise adds steps to a program that copy `qkv` and append a copy of its keys as values.
+        """
         n_keys = self.n_kv_heads * self.head_dim
         first_key = self.n_heads * self.head_dim
         if qkv.width > first_key + n_keys:

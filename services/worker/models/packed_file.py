@@ -36,7 +36,7 @@ class DamagedFileError(Exception):
 
 
 def write_packed(file: IO[bytes], matrices: Mapping[str, StoredMatrix]) -> None:
-    """Writes `matrices` into a file that is empty."""
+    """Writes `matrices` into `file`, which must be empty."""
     entries, place = {}, 0
     for name, matrix in matrices.items():
         entries[name] = {
@@ -69,8 +69,8 @@ def read_packed(path: Path) -> dict[str, StoredMatrix]:
 
 
 def size_of(matrices: Mapping[str, StoredMatrix]) -> int:
-    """Returns the number of bytes that matrices take in a file, without its header, which is
-    small."""
+    """Returns the number of bytes that matrices take in a file. The header of the file, which is
+    small, is not counted."""
     return sum(_aligned(matrix.packed.nbytes) for matrix in matrices.values())
 
 
@@ -101,7 +101,7 @@ def _matrices(
 
 
 def _bytes(packed: Tensor) -> Any:
-    """Returns the bytes of `packed` as an array, which is a buffer."""
+    """Returns the bytes of `packed` as an array, which supports Python's buffer protocol."""
     return packed.contiguous().view(-1).numpy()
 
 

@@ -113,7 +113,7 @@ class PickledFile:
         return self._tensors.keys()
 
     def get_slice(self, name: str) -> PickledSlice:
-        """Returns a tensor, of which parts can be read.
+        """Returns the tensor `name` as an object that reads parts of it.
 
         Raises:
             CheckpointError: the file has no such tensor.

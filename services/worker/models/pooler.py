@@ -44,7 +44,8 @@ class Pooler:
 
 
 def norm_program(norm: Norm, hidden_size: int, dtype: torch.dtype) -> Program:
-    """Returns a program without layers, whose head is a norm of hidden states of `dtype`."""
+    """Returns a program that only normalises hidden states of `dtype`. It has no layers, and `norm`
+    takes the place of the head."""
     to = Program(dtype)
     hidden = to.take_in(hidden_size)
     to.end_layers(hidden)

@@ -42,8 +42,8 @@ _OLD_ACTIVATION = "sbert_ce_default_activation_function"  # key of files before 
 def read_pooling(
     model: Path, config: JsonObject, setting: PoolingSetting, *, hidden_size: int
 ) -> Pooling | None:
-    """Returns how the hidden states of a checkpoint become vectors. Returns None if neither its
-    files nor the setting say so. `config` is the content of `config.json`.
+    """Returns how the hidden states of a checkpoint become vectors. Returns None if neither the
+    checkpoint's files nor the setting say it. `config` is the content of `config.json`.
 
     Raises UnsupportedModel for a file that cannot be read, for pooling that is not served, and for
     a setting that contradicts the files.
@@ -74,9 +74,9 @@ def read_pooling(
 def of_encoder(
     pooling: Pooling, *, token_type_stride: int, padding_token_id: int | None
 ) -> Pooling:
-    """Adapts `pooling`, as it was read from the files of an encoder, to encoders. An encoder
-    generates no tokens and gets each prompt whole, and its classification head takes the state of
-    the first token.
+    """Returns `pooling` with the fields that are the same for every encoder: an encoder generates
+    no tokens and gets each prompt whole, and its classification head takes the state of the first
+    token.
 
     Raises UnsupportedModel for pooling that only decoders have.
     """
@@ -180,7 +180,8 @@ def _classification(config: JsonObject) -> Pooling:
 
 
 def _answer_tokens(model: Path) -> tuple[int, ...]:
-    """Returns the tokens `yes` and `no` of a model's vocabulary."""
+    """Returns the ids of the tokens `yes` and `no` in a model's vocabulary. Raises UnsupportedModel
+    if they cannot be read."""
     file = tokenizer_file(model)
     try:
         vocabulary = json.loads(read_tokenizer(file))["model"]["vocab"]

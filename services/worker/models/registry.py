@@ -246,8 +246,8 @@ def _module_places(
     family: Family, config: ModelConfig, place: StagePlace, pooling: Pooling | None
 ) -> ModulePlaces:
     """Returns which modules of a model belong to this stage. If head and embedding share a matrix,
-    it is read under the embedding's name, but only the head multiplies by it. So an adapter of the
-    head changes this product."""
+    it is read under the embedding's name, but only the head multiplies by it. So this product
+    counts as the head's, and an adapter of the head changes it."""
     head, embedding = (
         name.removesuffix(".weight") for name in (family.head_name, family.embedding_name)
     )

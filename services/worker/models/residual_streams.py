@@ -68,7 +68,7 @@ class AltUp:
         )
 
     def describe_routed(self, to: Program, active: Buffer) -> Buffer:
-        """Adds a step to a program, and returns the router's output for the active stream,
+        """Adds the steps to a program, and returns the router's output for the active stream,
         [n_tokens, n_streams]."""
         normed = self.norm.describe(to, active)
         return to.multiply(self.router, to.scale(normed, self.factor))
@@ -106,15 +106,16 @@ def _modes(routed: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """Adds a low-rank product to its input. The sum is then added to the output of attention."""
+    """Adds a low-rank product of its input to this input. The sum is then added to the output of
+    attention."""
 
     left: LinearWeight  # [rank, hidden]
     right: LinearWeight  # [hidden, rank]
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds a step to a program, and returns `x` plus the normalised low-rank product,
-        [n_tokens, hidden]. The step may overwrite `x`."""
+        """Adds the steps to a program, and returns `x` plus the normalised low-rank product,
+        [n_tokens, hidden]. The steps may overwrite `x`."""
         low = to.multiply(self.left, x)
         return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 

@@ -1,10 +1,10 @@
-"""The angles of rotary embedding, in every form in which contexts were stretched.
+"""The angles of rotary embedding, and the ways in which models stretch their contexts.
 
-The forms are the values of Hugging Face's `rope_type`:
+These ways are the values of Hugging Face's `rope_type`:
 
 - "linear" divides all frequencies by the factor (Chen et al., 2023).
 - "dynamic" raises the base with the length of a sequence beyond `max_position_embeddings`. Such
-  sequences are not served, so this form changes nothing.
+  sequences are not served, so this value changes nothing.
 - "proportional" (Gemma 4) rotates only the first `partial_rotary_factor` of the pairs.
 - "llama3" (the Llama 3.1 release) divides only the frequencies with fewer than `low_freq_factor`
   full turns in the original context, keeps the frequencies with more than `high_freq_factor` turns,

@@ -1,7 +1,8 @@
 """An MLP in which only the largest gates of a token are open.
 
-Gates below a limit are set to zero. The limit follows from the mean and the standard deviation of
-the token's gates, which the ranks that share the MLP compute together.
+A limit is subtracted from all gates, and gates below it become zero. The limit follows from the
+mean and the standard deviation of the token's gates, which the ranks that share the MLP compute
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, slots=True)
 class SparseMLP:
-    """This rank's share of an MLP that sets all gates of a token below a limit to zero.
+    """This rank's share of an MLP that subtracts a limit from the gates of each token. Gates below
+    the limit become zero.
 
     The limit is `n_deviations` standard deviations above the mean of the token's gates.
     """

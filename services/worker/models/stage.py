@@ -45,7 +45,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without tokens and hidden states: positions, K/V slots and attention plan."""
+    """Positions, K/V slots and attention plan of a flat batch, without tokens or hidden states."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored

@@ -23,8 +23,8 @@ FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 
 
 class StoredTensor(ABC):
-    """One stored tensor. Arguments named `spans` are index ranges, one for each dimension of the
-    tensor as the model asks for it."""
+    """One stored tensor. Arguments named `spans` have an index range for each dimension of the
+    shape with which the model asks for the tensor."""
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
@@ -53,8 +53,8 @@ class GroupedTensor(StoredTensor):
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised, or None if the part must be
-        dequantised."""
+        """Returns the form (bits, group size and values) in which the part `spans` can stay
+        quantised, or None if the part must be dequantised."""
 
     @abstractmethod
     def read_numbers(self, spans: Spans) -> Tensor:

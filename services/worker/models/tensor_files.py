@@ -56,13 +56,11 @@ class TensorFiles(Protocol):
     @property
     def is_gguf(self) -> bool:
         """Whether the files are a `GgufFile`."""
-        return False
 
     def unread_biases(self) -> list[str]:
         """Returns the biases in the files that were never looked up, although another tensor of
         their layer was looked up. The result is empty for files that are not searched for biases.
         """
-        return []
 
     def close(self) -> None:
         """Releases the memory of tensors that were read. The files are opened again at the next
@@ -70,8 +68,9 @@ class TensorFiles(Protocol):
 
 
 class TensorFilesView(TensorFiles):
-    """Tensors of other files, which are not a `GgufFile`, under other names or in another form. A
-    method calls the method of the same name of these files, unless a subclass overrides it."""
+    """Wraps the tensors of other files to change their names or their form. Each method calls the
+    method of the same name of these files, unless a subclass overrides it. Quantised tensors of a
+    `GgufFile` are read from the file itself, not from a view (`find_in_gguf`)."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files
@@ -90,6 +89,13 @@ class TensorFilesView(TensorFiles):
 
     def paths(self) -> Collection[Path]:
         return self._files.paths()
+
+    @property
+    def is_gguf(self) -> bool:
+        return self._files.is_gguf
+
+    def unread_biases(self) -> list[str]:
+        return self._files.unread_biases()
 
     def close(self) -> None:
         self._files.close()

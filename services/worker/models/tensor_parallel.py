@@ -3,9 +3,9 @@ combined.
 
 The division is Megatron's (Shoeybi et al., 2019): the first linear layer of attention and of an MLP
 is divided by outputs, the second by inputs, so that attention and MLP each end with one sum over
-the ranks. Embedding and head are divided by vocabulary. Weights live longer than an epoch, but
-process groups do not. So weights are divided by `tp_rank` and `tp_size` alone, and the collectives
-are passed to each forward pass.
+the ranks. Embedding and head are divided by vocabulary. Process groups are made anew when a stage
+was lost, but weights stay in memory. So weights are divided by `tp_rank` and `tp_size` alone, and
+the collectives are passed to each forward pass.
 """
 
 from __future__ import annotations

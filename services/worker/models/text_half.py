@@ -1,11 +1,13 @@
-"""The text model inside a checkpoint that also takes images.
+"""Finds the configuration of the text model in a checkpoint that also takes images.
 
-Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
-in `text_config`. Only this text model is served. Requests have no images. For text the checkpoint
-computes the same as the family: the three dimensions of its positions (mrope) are equal.
-`directory_files.py` finds the tensors under the names that such checkpoints use.
+Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a family that is served.
+The key `text_config` describes this text model. Only the text model is served, and requests have no
+images. In some checkpoints a position has three dimensions (mrope); for text all three are equal,
+so the results are the same as with the family's positions. `directory_files.py` finds the tensors
+under the names that such checkpoints use.
 
-This module depends on the keys of `config.json`, but uses no files and no fields of configurations.
+This module handles the keys of `config.json`. It reads no files and does not know the fields of
+configurations.
 """
 
 from __future__ import annotations
@@ -188,10 +190,11 @@ class TextHalf:
 
 
 def text_half(config: JsonObject, architecture: str) -> TextHalf:
-    """Returns the configuration of the text model of `architecture`, with the keys of its family.
+    """Returns the configuration of the checkpoint's text model, with the keys that the text model's
+    family reads. `architecture` is the architecture of the checkpoint.
 
     For an architecture that takes no images, the result has `config` itself. Raises
-    UnsupportedModel for a text model of another kind.
+    UnsupportedModel for a text model of a kind that is not served.
     """
     models = WRAPPERS.get(architecture)
     if models is None:

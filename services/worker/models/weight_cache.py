@@ -66,8 +66,8 @@ class WeightCache:
         self._run = run
 
     def share(self, *facts: str) -> CachedShare:
-        """Returns the cached matrices of the share of a checkpoint that `facts` identify. There may
-        be none."""
+        """Returns the cached matrices of a rank's share of a checkpoint, or an empty share if none
+        are cached. `facts` are texts that identify the share, such as a digest of the files."""
         key = hashlib.sha256(repr((self._build, layout(), facts)).encode()).hexdigest()[:32]
         path = self._directory / f"{key}{_SUFFIX}"
         return CachedShare(
@@ -163,7 +163,8 @@ class CachedShare:
 
 
 def _replace(path: Path, matrices: Mapping[str, StoredMatrix]) -> None:
-    """Writes a file beside `path`, and renames it to `path` when it is complete."""
+    """Writes `matrices` to a new file in the directory of `path`, and renames this file to `path`
+    when it is complete."""
     with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
         unfinished = Path(file.name)
         try:

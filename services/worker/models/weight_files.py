@@ -1,9 +1,9 @@
 """Finds the files in a checkpoint's directory that hold its weights, and the file of each tensor.
 
 Weights are searched in the order of the `transformers` library: one safetensors file, several
-safetensors files with an index, one file of `torch.save`, several such files with an index. An
-index beside a single file is ignored as a leftover. If several safetensors files have no index,
-their own headers say which tensors they have.
+safetensors files with an index, one file of `torch.save`, several such files with an index. If
+there is a single file, an index in the same directory is ignored. If several files have no index,
+they are opened to find out which tensors they have.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _read_index(index: Path, suffix: str) -> dict[str, Path]:
 def _is_file_name(file: object, suffix: str) -> bool:
     """Returns whether an index may name this file. The file must be in the folder of the index.
 
-    Only the name is checked, not the target of a symbolic link, since the cache of the Hugging Face
-    hub consists of links.
+    Only the name is checked, not the target of a symbolic link, because the cache of the Hugging
+    Face hub consists of links.
     """
     return isinstance(file, str) and file.endswith(suffix) and not {"/", "\\", "\0"} & set(file)

@@ -52,10 +52,10 @@ class MatrixFormat:
 class WeightFormat:
     """The formats of a checkpoint's matrices, each with targets that name modules.
 
-    A module has the first format with a target that is the name of the module or a part of this
-    name (see `ModuleTargets`). If there is none, it has the first format with a target that is a
-    regular expression and matches the name. Otherwise it has the first format with the target for
-    every matrix.
+    Modules in `ignored` have no format. Any other module has the first format with a target that is
+    the name of the module or a part of this name (see `ModuleTargets`). If there is none, it has
+    the first format with a target that is a regular expression and matches the name. Otherwise it
+    has the first format with the target for every matrix, if there is one.
     """
 
     forms: tuple[MatrixFormat, ...]

@@ -149,8 +149,7 @@ class TensorSource(ABC):
         return pack_gated(self.joined(parts), gate, self.quantization, self.activations)
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
-        """Returns experts gated by SiLU. Their matrices are not quantised, even if `quantization`
-        is set.
+        """Returns experts gated by SiLU. `quantization` does not apply to their matrices.
 
         `gate_up` has, for each expert, the parts of its first matrix: gate, then up. `down` has the
         second matrix of each expert.
@@ -169,8 +168,7 @@ class TensorSource(ABC):
         experts.
 
         `order` has the indices among the outputs of `gate_up`: first of the gates, then of the
-        values that the gates multiply. The matrices are not quantised, even if `quantization` is
-        set.
+        values that the gates multiply. `quantization` does not apply to the matrices.
         """
         return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), form)
 
@@ -192,8 +190,8 @@ class TensorSource(ABC):
         return self.table(part)
 
     def adapted(self, program: Program) -> Program:
-        """Returns the program of a stage after this source has added its steps. Sources with
-        adapters add steps; the default returns `program` unchanged."""
+        """Returns `program`, the program of a stage, with the steps that this source adds for its
+        adapters. The default has no adapters, and returns `program` itself."""
         return program
 
     @abstractmethod

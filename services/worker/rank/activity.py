@@ -2,8 +2,8 @@
 
 The main thread records each step that it begins, and another thread (`rank.lifeline`) measures the
 time. So a main thread that hangs is detected within its own process: no other process can tell
-whether the thread computes or waits for other ranks. There is a time limit for computing. A wait
-for other ranks is not an error of this rank while the epoch lasts.
+whether the thread computes or waits for other ranks. Computing has a time limit. A wait for other
+ranks has none while the epoch lasts, because it is not an error of this rank.
 """
 
 import sys
@@ -34,7 +34,7 @@ class Step:
 
 
 class Activity:
-    """The current step of the main thread."""
+    """Holds the current step of a rank's main thread, and gives the time limits of steps."""
 
     def __init__(self, limit: IterationLimit | None = None) -> None:
         """`limit` gives the time limits of steps. If it is None, no step has a limit."""
@@ -44,12 +44,12 @@ class Activity:
 
     @property
     def floor_s(self) -> float:
-        """Seconds allowed for a step that should take almost no time, such as a turn of the
-        loop."""
+        """Seconds allowed for a step that should take almost no time, such as one pass of the
+        rank's loop."""
         return self._limit.floor_s
 
     def turn(self) -> None:
-        """Records that a turn of the rank's loop begins. Every wait in a turn is short."""
+        """Records that a new pass of the rank's loop begins. Every wait in a pass is short."""
         self.step = Step("turns", self.floor_s)
 
     def join(self, epoch: int) -> None:
@@ -103,7 +103,7 @@ class StepTimer:
 
     def add(self, elapsed_s: float) -> str | None:
         """Adds `elapsed_s` seconds, in which the process has run, to the time of the current step.
-        Returns the reason, as text, if the step has taken too long, otherwise None."""
+        Returns a text that says so if the step has taken too long, otherwise None."""
         step = self._activity.step
         if step is not self._step:
             self._step, self._spent_s = step, 0.0

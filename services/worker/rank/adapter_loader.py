@@ -1,4 +1,4 @@
-"""Loads adapters in a thread of their own, beside the iterations of a rank.
+"""Loads adapters in a separate thread, while the rank runs iterations.
 
 An adapter comes from a directory that the settings allow. The thread reads the adapter's files,
 compares its tokenizer and chat template with the model's, and packs this rank's share of its
@@ -119,7 +119,8 @@ class AdapterLoader:
 
     def _directory(self, source: str) -> Path:
         """Returns the directory of a source. Raises SourceRefused if the settings do not allow the
-        directory, or one of the files to which its entries lead."""
+        directory or a file to which one of its entries links, if there is no such directory, or if
+        the directory has more than MAX_ENTRIES entries."""
         prefixes = self._settings.allowed_adapter_sources
         directory = directory_of(source, prefixes)
         if not directory.is_dir():

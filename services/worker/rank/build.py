@@ -1,6 +1,6 @@
 """A digest of the code that all stages of a pipeline must have in common.
 
-Version numbers do not suffice, since a pod may run an image that was built between two versions.
+Version numbers do not suffice, because a pod may run an image that was built between two versions.
 The digest covers the code of stages, the packages that this code uses, and the messages between
 stages.
 """

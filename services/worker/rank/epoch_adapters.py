@@ -1,7 +1,7 @@
 """The adapters that a rank loads in one epoch, as the scheduler orders.
 
 Orders and plans are carried out in the order in which they arrive: an order waits until the plans
-before it have been started. A loaded adapter is added between two iterations, so no iteration has
+before it have been started. A loaded adapter is added between two iterations, so no iteration uses
 only a part of it. A new epoch begins with the adapters that the settings name, and the scheduler
 orders the others again.
 """
@@ -19,7 +19,7 @@ from services.worker.rank.adapter_loader import AdapterLoader, LoadEnd, NoLoader
 
 
 class AdaptedRunner(Protocol):
-    """The methods of a model runner that are needed here."""
+    """The methods of a model runner that add and drop adapters."""
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
         """Adds an adapter, for the batches that are prepared from now on."""
@@ -42,8 +42,8 @@ NO_RUNNER = NoRunner()
 
 
 class EpochAdapters:
-    """The loaded adapters of one epoch on one rank, in addition to the adapters that the settings
-    name."""
+    """Loads and drops adapters on one rank during one epoch, in addition to the adapters that the
+    settings name."""
 
     def __init__(
         self, loader: AdapterLoader | NoLoader, runner: AdaptedRunner, fixed: Collection[str] = ()
@@ -83,8 +83,9 @@ class EpochAdapters:
         self._loader.begin(order, index, self._ended.put)
 
     def take_reports(self) -> list[worker_pb2.AdapterReport]:
-        """Adds the adapters that have been loaded since the last call, and returns the reports of
-        the loads that have ended. Loads whose adapters were dropped meanwhile are left out."""
+        """Adds to the model runner the adapters that have been loaded since the last call. Returns
+        the reports of the loads that have ended since then. Loads whose adapters were dropped
+        meanwhile are left out."""
         while not self._ended.empty():
             end = self._ended.get()
             if end.load_id not in self._indices:
@@ -98,8 +99,8 @@ class EpochAdapters:
         return reports
 
     def _add(self, load_id: int, fitted: FittedAdapter) -> None:
-        """Adds the adapter of a load, unless the rank has an adapter with the same digest already.
-        That adapter then serves both loads, and stays until both are dropped.
+        """Adds the adapter of a load to the model runner, unless the rank already has an adapter
+        with the same digest. That adapter then serves both loads, and stays until both are dropped.
 
         Ranks end a load at different times. So an order that drops the earlier load may reach one
         rank before the later load has ended there, and another rank after that."""

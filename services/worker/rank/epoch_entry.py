@@ -1,4 +1,4 @@
-"""Makes the connections of one epoch in a separate thread, which any other thread can cancel.
+"""Makes the connections of one epoch in a separate thread. Any other thread can cancel the epoch.
 
 A call of torch that waits for a lost or stopped rank cannot be interrupted, and may take minutes: a
 client of the rendezvous store waits for an answer as long as the connection is open. So the rank

@@ -37,7 +37,7 @@ class IterationProfiler:
         self._n_left, self._path = n_iterations, path
 
     def call_off(self) -> None:
-        """Cancels the order of a profile, and drops what has been recorded."""
+        """Cancels the order of a profile, and drops its recording."""
         running, self._profile, self._n_left = self._profile, None, 0
         if running is not None:
             running.stop()

@@ -1,4 +1,4 @@
-"""The iterations of a rank as they pass through it: announced, started, finished."""
+"""The three forms of an iteration on a rank: announced, started and finished."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,7 @@ class Announced:
         """Place of the plan among all messages of the epoch, from 1."""
         self.work = work
         self.orders: list[worker_pb2.AdapterOrder] = []
-        """Orders about adapters that came after this plan and before the next."""
+        """Orders about adapters that came after this plan and before the next plan."""
         self._hidden = hidden
         self._receipt = receipt
 
@@ -62,7 +62,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An iteration that has been started, and its results, which are valid once it is complete."""
+    """An iteration that has been started, and its results. They are valid when the iteration is
+    complete."""
 
     message: worker_pb2.RunIterationsRequest
     number: int  # of the plan among all messages of the epoch, from 1

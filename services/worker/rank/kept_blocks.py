@@ -1,16 +1,17 @@
-"""The K/V blocks that are in the scheduler's prefix cache, according to the plans of an epoch.
+"""Records which K/V blocks are in the scheduler's prefix cache, according to the plans of an epoch.
 
 The first rank of the first stage keeps this record, because a new leader does not know the prefix
 cache of its predecessor and asks the rank for it. The changes that a plan names are recorded when
-the plan's iteration begins, so before the iteration writes to a block that has left the cache.
+the plan's iteration begins. So a block that has left the cache is removed from the record before
+the iteration writes to it.
 """
 
 from orcinus.v1 import worker_pb2
 
 
 class KeptBlocks:
-    """The full blocks in the prefix cache of one epoch, each with the key that identifies its
-    tokens."""
+    """Keeps the ids of the full blocks in the prefix cache of one epoch, each with the key that
+    identifies the block's tokens."""
 
     def __init__(self) -> None:
         self._epoch = 0

@@ -1,8 +1,8 @@
 """A rank's record of its keys and values, which the rank reports when it joins an epoch.
 
-Where keys and values outlive epochs, the record beside them says how much is complete
+If keys and values outlive epochs, a record in the same memory says how much of them is complete
 (`engine/kv_record.py`), and the first rank of the pipeline records which blocks hold which tokens
-(`kept_blocks.py`). Elsewhere `NoJournal` takes the place of the journal.
+(`kept_blocks.py`). Otherwise `NoJournal` replaces the journal.
 """
 
 from typing import Protocol
@@ -14,7 +14,7 @@ from services.worker.rank.kept_blocks import KeptBlocks
 
 
 class Journal(Protocol):
-    """The journal of a rank's keys and values, for all epochs of its process."""
+    """Records which keys and values a rank's memory holds, for all epochs of the rank's process."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
         """Returns the rank's response to a request to join an epoch. The response describes the
@@ -27,12 +27,12 @@ class Journal(Protocol):
         """Notes that the keys and values of an iteration are complete."""
 
     def note_failed(self) -> None:
-        """Notes that keys and values of this epoch may be damaged: an iteration has failed by
-        itself, or its results are not finite."""
+        """Notes that keys and values of this epoch may be damaged. Called if an iteration fails
+        although no other rank is lost, or if its results are not finite."""
 
 
 class NoJournal:
-    """Replacement for `KVJournal` where keys and values do not outlive epochs."""
+    """Replacement for `KVJournal` if keys and values do not outlive epochs."""
 
     def answer(self, request: worker_pb2.JoinPipelineRequest) -> worker_pb2.JoinPipelineResponse:
         """Returns an empty response."""
@@ -93,9 +93,9 @@ class KVJournal:
 
     def note_failed(self) -> None:
         """Makes later responses say that this process has begun no iteration, until the first plan
-        of another epoch. So a new leader does not use the keys and values of this epoch.
+        of another epoch. So a new leader does not use the keys and values of the present epoch.
 
-        The present leader removes blocks with numbers that are not finite from its prefix cache,
-        but a rank does not know which later plan has this change.
+        The present leader removes blocks that contain numbers that are not finite from its prefix
+        cache, but a rank does not know which later plan names these removals.
         """
         self._has_failed = True

@@ -1,6 +1,6 @@
 """A thread of a rank that sends heartbeats, receives urgent messages and watches the main thread.
 
-Heartbeats are sent even if the main thread is busy, since long calls of torch do not hold the
+Heartbeats are sent even if the main thread is busy, because long calls of torch do not hold the
 interpreter lock. Heartbeats cease when the process is stopped or gets no processor time. When a
 step of the main thread takes longer than its limit (`rank.activity`), the thread reports this to
 the controller, and the process ends.

@@ -4,8 +4,8 @@ released.
     join: connect in a separate thread (`EpochEntry`) → enter: a new `EpochMember` → leave
 
 The rank's main thread uses the membership. Only `leave_before` is called from another thread, the
-lifeline: that thread receives the controller's messages while the main thread waits for other
-ranks, and ends this wait.
+lifeline. While the main thread waits for other ranks, the lifeline receives the controller's order
+to leave the epoch, and ends the wait.
 """
 
 import sys
@@ -24,7 +24,8 @@ the controller's timeout, so that the controller receives the reason."""
 
 
 class Membership:
-    """The epoch that a rank is in. A rank may also be in no epoch."""
+    """Joins and leaves epochs, and holds the epoch that the rank is in. A rank may also be in no
+    epoch."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Membership:
         return member is not None and bool(member.n_announced or member.n_started)
 
     def member_for(self, plan: worker_pb2.RunIterationsRequest) -> EpochMember | None:
-        """Returns the current member, or None if the plan belongs to another epoch."""
+        """Returns the member of the current epoch, or None if the plan belongs to another epoch."""
         member = self._member
         if member is None or (plan.pipeline_id, plan.epoch) != (
             member.request.pipeline_id,
@@ -87,8 +88,8 @@ class Membership:
             raise TransferError("called off")
 
     def leave(self) -> bool:
-        """Leaves the current epoch and releases its resources. Does nothing without an epoch.
-        Returns whether the epoch had been cancelled before."""
+        """Leaves the current epoch and releases its resources. Does nothing if the rank is in no
+        epoch. Returns whether the epoch had been cancelled before."""
         with self._lock:
             entry, self._entry = self._entry, None
         member, self._member = self._member, None

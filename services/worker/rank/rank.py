@@ -33,7 +33,7 @@ REPORT_INTERVAL_S = 0.25
 """Interval in seconds between two reports of the timings of iterations."""
 
 LOAD_INTERVAL_S = 0.01
-"""Interval in seconds at which an idle rank looks whether an adapter has been loaded."""
+"""Interval in seconds at which an idle rank checks whether an adapter has been loaded."""
 
 
 class Grammars(Protocol):
@@ -68,9 +68,9 @@ class Rank:
         activity: Activity | None = None,
     ) -> None:
         """`report_results` is true on one rank of each stage: the rank that reports results and
-        timings. `rendezvous` is the store in which ranks meet, on the one rank of the pipeline that
-        serves it. `grammars` is None on ranks that do not sample, and if the model can follow no
-        grammar. `activity` records the steps of the loop."""
+        timings. `rendezvous` is the store in which ranks meet; None except on the one rank of the
+        pipeline that serves the store. `grammars` is None on ranks that do not sample, and if the
+        model can follow no grammar. `activity` records the steps of the loop."""
         self.membership = membership
         """The epoch that the rank is in. Other threads may only call `leave_before`."""
         self._channel = channel
@@ -104,7 +104,7 @@ class Rank:
                 self._report_timings()
 
     def _show_activity(self) -> None:
-        """Records what the main thread does: a new turn of the loop, or a step of an iteration that
+        """Records what the main thread does: a new pass of the loop, or a step of an iteration that
         the device computes."""
         member = self.membership.current
         if member is not None and member.n_started:
@@ -152,7 +152,8 @@ class Rank:
             self._channel.send(MessageKind.JOINED, self._joined(request.epoch))
 
     def _joined(self, epoch: int) -> bytes:
-        """Returns the payload of a message that the rank has joined an epoch."""
+        """Returns the payload of the message by which the rank reports that it has joined an
+        epoch."""
         member = self.membership.current
         answer = worker_pb2.JoinPipelineResponse() if member is None else member.joined
         return f"{epoch} ".encode() + answer.SerializeToString()
@@ -183,8 +184,8 @@ class Rank:
             member.announce(plan)
 
     def _report_adapters(self) -> None:
-        """Adds adapters that this rank has loaded, and reports the loads of this rank that have
-        ended."""
+        """Adds the adapters that this rank has loaded to the model, and reports the loads of this
+        rank that have ended."""
         member = self.membership.current
         if member is None or not member.adapters.is_loading:
             return

@@ -33,7 +33,7 @@ class Runner(Protocol):
         """Returns sampled tokens. Called on the last stage only."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the indices of sampled tokens that end an output early, because a step of its
+        """Returns the indices of the sampled tokens whose outputs end early, because a step of the
         grammar takes too much work."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class ShardMemory:
-    """The memory of one rank for keys and values, and for the states of recurrent layers."""
+    """Determines the memory of one rank for keys and values and for the states of recurrent
+    layers."""
 
     def __init__(self, settings: RankSettings, model: StageModel, *, records_graphs: bool) -> None:
         """`records_graphs` says whether decodes are recorded as CUDA graphs, for which memory must
@@ -94,8 +95,9 @@ class ShardMemory:
         directory for the file or the file cannot be made. Then keys and values are in memory of
         this process, and are new in each epoch.
 
-        Also returns None on a GPU, and if layers of the model keep a state of each request: the
-        states do not outlive the process, and keys and values are useless without them.
+        Also returns None on a GPU, if no layer stores keys and values, and if layers keep a state
+        of each request: the states do not outlive the process, and keys and values are useless
+        without them.
         """
         settings, model, division = self._settings, self._model, self.division
         if settings.kv_directory is None or model.device.type != "cpu" or division.n_state_rows:

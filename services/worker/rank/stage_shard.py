@@ -54,7 +54,7 @@ RECORDING_LIMIT_S = 1.0
 
 
 class StageShard:
-    """One rank's weights, on its device."""
+    """Holds one rank's weights on its device, and makes a new `EpochMember` for each epoch."""
 
     def __init__(
         self,
@@ -133,7 +133,8 @@ class StageShard:
 
         Raises:
             NoMemoryLeft: no memory is left for keys and values.
-            CannotStart: the setting for the memory of keys and values is smaller than one block.
+            CannotStart: the memory for keys and values is too small for one block and the states of
+                one request.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(

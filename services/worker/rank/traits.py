@@ -20,7 +20,7 @@ from services.worker.rank.build import build_digest
 from services.worker.settings import FreeRankSettings
 
 N_DIGITS = 16
-"""Number of hexadecimal digits to which a digest in the traits is cut."""
+"""Number of hexadecimal digits of a digest in the traits. Further digits are cut off."""
 
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:
@@ -76,9 +76,9 @@ def receipt_traits(settings: FreeRankSettings, *, max_model_len: int) -> dict[st
 
 @cache
 def _weights_digest(model: Path, files: str) -> str:
-    """Returns the digest of a checkpoint's weights. Computing it takes seconds, so the result is
-    kept for the second call of a process. `files`, a quick digest, changes when a file changes, and
-    then the result is computed again."""
+    """Returns the digest of a checkpoint's weights. The computation takes seconds, so the result is
+    kept for later calls in this process. `files` is a cheap digest of the checkpoint's files. It
+    differs if a file has changed, so that the result is computed again."""
     return weights_digest(model)
 
 

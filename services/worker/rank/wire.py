@@ -123,7 +123,8 @@ def timings_of(
 def adapter_report_of(
     place: worker_pb2.JoinPipelineRequest, report: worker_pb2.AdapterReport
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report that an adapter has been loaded, or why loading it has failed."""
+    """Returns the message with a report that an adapter has been loaded, or why loading has
+    failed."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id, epoch=place.epoch, adapter=report
     )
@@ -138,9 +139,9 @@ def failure_of(
     is_by_itself: bool = False,
 ) -> worker_pb2.WatchStageResponse:
     """Returns the report that the epoch has failed. `is_of_neighbour` means that another rank is
-    lost and this rank has not failed. `is_by_itself` means that this rank failed by itself.
-    `iteration` is the number of the iteration that this rank computed when it failed, or 0 if it is
-    unknown."""
+    lost and this rank has not failed. `is_by_itself` means that this rank failed without being
+    stopped or killed from outside. `iteration` is the number of the iteration that this rank
+    computed when it failed, or 0 if the number is unknown."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+import tokenizers
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
@@ -35,8 +36,8 @@ LONG = ModelLimits(ServedPipeline(model="m", vocab_size=512, max_model_len=100_0
 class Watched(Tokenizer):
     """Notes which texts are made into tokens, and where."""
 
-    def __init__(self) -> None:
-        super().__init__(checkpoints.byte_level())
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        super().__init__(tokenizer)
         self.texts: list[str | TextPair] = []
         self.threads: list[threading.Thread] = []
 
@@ -49,8 +50,14 @@ class Watched(Tokenizer):
 class Encoder:
     """A prompt encoder, and what it counts."""
 
-    def __init__(self, template: str = checkpoints.CHAT_TEMPLATE, **limits: Any) -> None:
-        self.tokenizer = Watched()
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer | None = None,
+        *,
+        template: str = checkpoints.CHAT_TEMPLATE,
+        **limits: Any,
+    ) -> None:
+        self.tokenizer = Watched(tokenizer or checkpoints.byte_level())
         self.refusals = Refusals()
         self.budget = MemoryBudget(2**20, refusals=self.refusals)
         self.encoder = PromptEncoder(
@@ -126,9 +133,22 @@ async def test_of_a_long_text_that_is_cut_off_only_the_first_piece_becomes_token
         " " * PIECE_CHARACTERS + "hello world, " * 60
     )  # of whose pieces the first has few tokens
     assert len(await encoder.encode(blank, LONG, cut_to=99_000)) > 100
-    few = "hello" * (PIECE_CHARACTERS // 5 + 90)
-    with pytest.raises(errors.ContextOverflow):
-        await encoder.encode(few + " " + "🐋" * 60_000, LONG, cut_to=95_000)
+
+
+@pytest.mark.parametrize("cut_to", [5, 900])
+@pytest.mark.parametrize("is_pair", [False, True], ids=["text", "pair"])
+async def test_a_long_text_is_cut_off_though_its_first_piece_has_too_few_tokens(
+    cut_to: int, is_pair: bool
+) -> None:
+    encoder = Encoder(checkpoints.word_piece(), max_characters=2**21)
+    text = " " * (PIECE_CHARACTERS + 10) + "the lazy dog " * 2_000 + " " * PIECE_CHARACTERS
+    prompt = TextPair("the quick fox", text) if is_pair else text
+    whole = encoder.tokenizer.to_tokens(prompt, cut_to=cut_to)
+    assert len(whole) == cut_to
+    encoder.tokenizer.texts.clear()
+    assert await encoder.encode(prompt, LONG, cut_to=cut_to) == [*whole]
+    (tokenized,) = encoder.tokenizer.texts
+    assert n_characters(tokenized) <= 2 * PIECE_CHARACTERS + 13
 
 
 async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:
@@ -168,7 +188,7 @@ async def test_template_that_was_slow_is_not_run_in_the_event_loop_again() -> No
         "{% if messages[0]['content'] == 'slow' %}"
         "{% for i in range(20000) %}{{ messages | length }}{% endfor %}{% endif %}"
     )
-    encoder = Encoder(slow, render_limit_s=0.01, max_characters=10**6)
+    encoder = Encoder(template=slow, render_limit_s=0.01, max_characters=10**6)
     rendered_in: list[threading.Thread] = []
     template = encoder.encoder._chat_template
     assert template is not None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, TCPServer
 from threading import Thread
 
 from k8s.chart.chart import STATIC
@@ -76,5 +77,20 @@ def test_a_frontend_that_is_not_ready_fails() -> None:
 
 def test_a_frontend_that_is_not_there_fails() -> None:
     done = ask("http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+
+
+def test_an_answer_that_is_no_http_fails() -> None:
+    class Stranger(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+            self.request.sendall(b"SSH-2.0\n")
+
+    with TCPServer(("127.0.0.1", 0), Stranger) as listening:
+        thread = Thread(target=listening.handle_request)
+        thread.start()
+        done = ask(f"http://127.0.0.1:{listening.server_address[1]}")
+        thread.join()
     assert done.returncode == 1
     assert "does not answer" in done.stderr

@@ -442,6 +442,26 @@ def test_the_plan_of_a_model_has_a_part_for_every_multiprocessor() -> None:
     assert plan.items.shape[0] == 32  # of 256 keys, for each of 8 heads
 
 
+def test_a_plan_is_refused_for_heads_that_it_lacks() -> None:
+    caches = [
+        torch.zeros(1, 16, n_heads, size, device=DEVICE) for n_heads, size in ((4, 16), (2, 32))
+    ]
+    plan = plan_attention(
+        np.array([0]),
+        np.array([1]),
+        block_tables=np.zeros((1, 1), np.int64),
+        key_caches=caches,
+        n_heads=4,
+        uploads=uploads_for(DEVICE),
+    )
+    assert items_for(plan, caches[1]).group_size == 2
+    other = torch.zeros(1, 16, 2, 16, device=DEVICE)
+    with pytest.raises(
+        ValueError, match=r"2 K/V heads of size 16, .* for 4 of size 16, 2 of size 32"
+    ):
+        items_for(plan, other)
+
+
 def test_tiles_that_were_measured_on_a_device_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,7 +276,7 @@ def test_tokens_that_do_not_match_the_batch_are_refused(n_tokens: int) -> None:
     scheduler.submit(request_for(0, Arrival(0, 1, 1, 1)))
     batch = scheduler.select()
     assert batch is not None
-    with pytest.raises(ValueError, match="tokens for 1 spans"):
+    with pytest.raises(ValueError, match=f"returned {n_tokens} tokens instead of 1"):
         scheduler.apply(batch.iteration, [PLAIN_TOKEN] * n_tokens)
 
 

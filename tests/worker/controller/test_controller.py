@@ -231,6 +231,21 @@ async def test_an_epoch_of_too_many_digits_is_refused_in_metadata() -> None:
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_an_epoch_in_metadata_that_exceeds_64_bits_is_not_the_current_one() -> None:
+    number = "9" * rpc.MAX_DIGITS
+    assert int(number) > 2**64
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        await join(stages, epoch=1)
+        metadata = ((rpc.EPOCH_METADATA, number),)
+        for call in (
+            stub_of(channel).WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata).read(),
+            stub_of(channel).PrepareGrammar(worker_pb2.PrepareGrammarRequest(), metadata=metadata),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"epoch {number} is not the") as error:
+                await call
+            assert error.value.code() is grpc.StatusCode.ABORTED
+
+
 async def test_a_pipeline_of_too_many_stages_is_refused() -> None:
     async with fake_worker() as worker, rpc.connect(worker.address) as channel:
         code = await refused_with(lambda: assign(channel, 0, epoch=1, n_stages=2**32 - 1))

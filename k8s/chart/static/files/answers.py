@@ -5,6 +5,7 @@ python answers.py URL
 The certificate of a frontend is not examined: this is no client with a secret to lose.
 """
 
+import http.client
 import json
 import ssl
 import sys
@@ -37,5 +38,5 @@ except urllib.error.HTTPError as error:
     if error.code != 401:
         sys.exit(f"{error.url} answers {error.code}: {error.read().decode(errors='replace')}")
     print("a frontend wants an API key")
-except OSError as error:
+except (OSError, http.client.HTTPException) as error:
     sys.exit(f"{url} does not answer: {error}")

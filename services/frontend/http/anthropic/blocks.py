@@ -1,6 +1,6 @@
-"""The blocks of a turn's content in Anthropic's protocol.
+"""The blocks of a turn's content in Anthropic's protocol, one class for each type of block.
 
-Blocks of other types are left out of the prompt. If such a block may hold text of the user, the
+Blocks of all other types are left out of the prompt. If such a block may hold text of the user, the
 request is refused instead (`unknown_items.py`).
 """
 
@@ -69,7 +69,7 @@ class PlainTextSource(ExactModel):
 
 
 class ContentSource(ExactModel):
-    """The text of a document, in blocks."""
+    """The text of a document, as one string or as a list of text blocks."""
 
     type: Literal["content"]
     """Always `content`."""
@@ -83,8 +83,8 @@ class ContentSource(ExactModel):
 
 
 class DocumentBlock(Block):
-    """A document of plain text. Documents of other kinds are refused in a turn of the user, and
-    replaced by a note in the result of a tool."""
+    """A document of plain text. The server refuses a turn of the user that has a document of
+    another kind. In the result of a tool, a note replaces such a document."""
 
     type: Literal["document"]
     """Always `document`."""
@@ -129,7 +129,7 @@ class SearchResultBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """Reasoning of the assistant, which a client sends back unchanged."""
+    """Reasoning of the assistant. Clients send it back unchanged."""
 
     type: Literal["thinking"]
     """Always `thinking`."""
@@ -144,14 +144,14 @@ class RedactedThinkingBlock(Block):
     the prompt."""
 
     type: Literal["redacted_thinking"]
-    """Always `redacted_thinking`. The block is left out of the prompt, since only the server that
+    """Always `redacted_thinking`. The block is left out of the prompt, because only the server that
     wrote the block can read it."""
     data: Any = None
     """Does nothing."""
 
 
 class CompactionBlock(Block):
-    """A summary of earlier turns by the assistant."""
+    """A summary of earlier turns, written by the assistant."""
 
     type: Literal["compaction"]
     """Always `compaction`."""
@@ -183,7 +183,7 @@ class ToolUseBlock(Block):
 
 
 class ToolReferenceBlock(Block):
-    """A tool that a search for tools has found."""
+    """A reference to a tool that a search for tools has found."""
 
     type: Literal["tool_reference"]
     """Always `tool_reference`."""
@@ -198,8 +198,9 @@ class ToolReferenceBlock(Block):
 
 
 def _tag_of_result_part(part: Mapping[str, Any]) -> str:
-    """Returns the tag of a part of a tool's result that is neither a text, nor a search result, nor
-    a reference to a tool: `document` for a document of plain text, else `LEFT_OUT`."""
+    """Returns the tag, in the union `ResultPart`, of a part of a tool's result: `document` for a
+    document of plain text, else `LEFT_OUT`. Called for parts that are neither texts, search results
+    nor references to tools."""
     source = part.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     is_read = part.get("type") == "document" and kind in ("text", "content")
@@ -247,7 +248,7 @@ class ToolResultBlock(Block):
 
 
 class ToolDefinition(ExactModel):
-    """A definition of a tool that is not in `tools`."""
+    """A definition of a tool that is given in a turn, and not in the body's field `tools`."""
 
     type: Literal["tool_definition"]
     """Always `tool_definition`."""

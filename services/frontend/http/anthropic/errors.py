@@ -78,7 +78,7 @@ def _overflow_message(overflow: errors.ContextOverflow) -> str:
 
 
 def error_event(error: errors.OrcinusError) -> Event:
-    """Returns the event of an error that ends a stream."""
+    """Returns the event that reports an error and ends a stream."""
     return framed(to_json(error_body(failure(error))), name=b"error")
 
 

@@ -31,8 +31,8 @@ _DELTAS = {
     ItemKind.TEXT: ("text_delta", "text"),
     ItemKind.CALL: ("input_json_delta", "partial_json"),
 }
-"""For each kind of item, the type of a delta and the name of the delta's field with the new
-characters."""
+"""Maps each kind of item to the type of its deltas, and to the name of the delta's field that holds
+the new characters."""
 
 
 class ThinkingDisplay(Enum):
@@ -119,9 +119,10 @@ class MessagesReply(MessageReply):
                 }
 
     def _whole_block(self, item: Item, text: str, n_items: int) -> Block:
-        """Returns the block of an item with the whole text of the item. A call becomes a block of
-        text if its arguments cannot be read as an object. If the token limit or a stop sequence cut
-        the arguments off, the block has only the members of the object that are complete."""
+        """Returns the complete block of an item. `text` is the item's whole text or, for a call,
+        its arguments. A call becomes a block of text if its arguments cannot be read as an object.
+        If the token limit or a stop sequence cut the arguments off, the block has only the members
+        of the object that are complete."""
         block = self._block(item, text)
         if block["type"] != "tool_use":
             return block
@@ -134,7 +135,8 @@ class MessagesReply(MessageReply):
 
     @property
     def _may_be_cut(self) -> bool:
-        """Whether the token limit or a stop sequence may have cut the last call."""
+        """Whether the token limit or a stop sequence may have cut off the arguments of the last
+        call."""
         if self._reason is FinishReason.LENGTH:
             return True
         return self._items.ends_in_call and bool(self._generation.stop_met(0))
@@ -155,9 +157,9 @@ class MessagesReply(MessageReply):
         }
 
     def _stop(self, *, has_calls: bool) -> tuple[StopReason, str | None]:
-        """Returns the reason why the answer ended, and the stop sequence that ended it, or None. If
-        a stop sequence ended the answer within a call, the reason is `stop_sequence`, not
-        `tool_use`."""
+        """Returns the reason why the answer ended, and the stop sequence that ended it (None if no
+        stop sequence did). If a stop sequence cut off the arguments of a call, the reason is
+        `stop_sequence`, not `tool_use`."""
         if self._reason is FinishReason.LENGTH:
             return "max_tokens", None
         if has_calls and not self._items.ends_in_call:
@@ -177,8 +179,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields that have another value at the start of a block than in the complete block, keyed by kind
-of item: a block of reasoning begins with an empty signature."""
+"""Fields whose value at the start of a block differs from the value in the complete block, keyed by
+kind of item: a block of reasoning begins with an empty signature."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:

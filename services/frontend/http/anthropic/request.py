@@ -150,8 +150,8 @@ class MessagesBody(CountBody, GeneratingBody):
 
     @property
     def _format(self) -> tuple[str, JsonSchemaOutput | None]:
-        """Name of the body's field for the format of the answer, and the format, or None if the
-        body has none."""
+        """The name of the body's field that sets the format of the answer, and the format. The
+        format is None if the body sets none."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
         return "output_format", self.older_format

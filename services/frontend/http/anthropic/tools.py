@@ -1,4 +1,5 @@
-"""The tools of a body in Anthropic's protocol, and which of the tools must be called.
+"""The tools of a body in Anthropic's protocol, and the `tool_choice`, which says whether the model
+must call a tool.
 
 Tools that Anthropic's own servers run are left out of the prompt.
 """
@@ -79,7 +80,7 @@ MessagesTools = TypeAliasType(
 
 
 class AnyChoice(ExactModel):
-    """Whether the model may, must or must not call tools."""
+    """A value of `tool_choice`: whether the model may, must or must not call tools."""
 
     type: Literal["auto", "any", "none"]
     """`auto`: the model decides whether to call tools; `any`: the model must call a tool; `none`:
@@ -89,7 +90,7 @@ class AnyChoice(ExactModel):
 
 
 class ToolUseChoice(ExactModel):
-    """The tool that must be called."""
+    """A value of `tool_choice`: the one tool that the model must call."""
 
     type: Literal["tool"]
     """`tool`: the tool `name` must be called."""
@@ -115,8 +116,8 @@ MODES: dict[str, Literal["auto", "required", "none"]] = {
 
 
 def tool_choice_of(choice: "Choice | None") -> ToolChoice:
-    """Converts a `tool_choice` to the form that all protocols share. Without a `tool_choice`, the
-    model decides whether to call tools."""
+    """Converts a `tool_choice` to the form that all protocols share. If `choice` is None, the model
+    decides whether to call tools."""
     match choice:
         case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
             return ToolChoice(mode=MODES[kind], allows_parallel=not is_single)

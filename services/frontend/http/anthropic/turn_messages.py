@@ -31,11 +31,11 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
     """Yields the messages that the turns become. If the last turn is the assistant's and has no
-    text, the turn is left out, since there is nothing to continue.
+    text, the turn is left out, because there is nothing to continue.
 
     Raises:
-        InvalidRequest: a result has the id of no earlier call, or the last turn is an assistant's
-        turn with a call, whose result is missing.
+        InvalidRequest: the id of a tool result is not the id of an earlier call, or the last turn
+        is the assistant's and has a call, so that the result of the call is missing.
     """
     call_ids: set[str] = set()
     last_user = max((i for i, turn in enumerate(turns) if isinstance(turn, UserTurn)), default=-1)
@@ -114,7 +114,7 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
     message, even if it has no text.
 
     Raises:
-        InvalidRequest: a result has the id of no earlier call.
+        InvalidRequest: the id of a result is not the id of an earlier call.
     """
     if isinstance(turn.content, str):
         yield ChatMessage("user", turn.content)
@@ -142,8 +142,8 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
 
 
 def _system_messages(turn: SystemTurn) -> Iterator[ChatMessage]:
-    """Yields the message that a turn of the system becomes. Yields nothing if the turn is a list of
-    blocks without text."""
+    """Yields the message that a turn of the system becomes. Yields nothing if the content of the
+    turn is missing, or is a list without text blocks."""
     if isinstance(turn.content, str):
         yield ChatMessage("system", turn.content)
         return

@@ -72,7 +72,7 @@ SystemBlocks = TypeAliasType(
 
 
 class UserTurn(ExactModel):
-    """A turn of the user, with the results of earlier calls."""
+    """A turn of the user, which may hold results of earlier calls of tools."""
 
     role: Literal["user"]
     """Always `user`."""
@@ -83,8 +83,8 @@ class UserTurn(ExactModel):
 
 
 class AssistantTurn(ExactModel):
-    """A turn of the assistant, which a client sends back unchanged. The answer continues the text
-    of the turn if the turn is the last."""
+    """A turn of the assistant. Clients send it back unchanged. If it is the last turn, the answer
+    continues its text."""
 
     role: Literal["assistant"]
     """Always `assistant`."""

@@ -12,7 +12,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 class UnusedFields(ExactModel):
-    """Fields of the bodies of conversations that the server accepts and ignores."""
+    """Fields that the server accepts, and ignores, in the body of a conversation."""
 
     cache_control: Any = None
     """Does nothing: prompts are cached by default."""

@@ -1,7 +1,7 @@
-"""Fields that official clients send by themselves, and that have no effect here. The server ignores
-these fields. It names them neither in answers nor in the log, and accepts them even if it refuses
-unknown fields, since users cannot stop their clients from sending them. Fields that the models of
-bodies declare are not in the list."""
+"""Fields that official clients send although their users did not set them, and that have no effect
+here. The server ignores these fields. It names them neither in answers nor in the log, and accepts
+them even if it refuses unknown fields, because users cannot stop their clients from sending them.
+Fields that the models of bodies declare are not in the list."""
 
 from collections.abc import Mapping
 

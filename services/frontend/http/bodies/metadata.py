@@ -7,9 +7,9 @@ MAX_METADATA = 16
 
 
 def _check_number(value: object) -> object:
-    """Returns the value. Raises ValueError if it has more than `MAX_METADATA` labels. This is
-    checked before pydantic validates the labels, which would make an error for each of a million
-    wrong labels."""
+    """Returns the value. Raises ValueError if it has more than `MAX_METADATA` labels. This check
+    comes before pydantic validates the labels, because pydantic would make an error for each of a
+    million wrong labels."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
     return value

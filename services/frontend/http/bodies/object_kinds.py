@@ -1,5 +1,5 @@
-"""Objects of several kinds in one field of a body. A field of the object, such as `type`, names the
-kind and so chooses the model.
+"""Objects of several kinds in one field of a body. A field of the object, such as `type`, names its
+kind, and the kind decides which pydantic model reads the object.
 
 The error for an object of an unsupported kind names the kind. The error of a plain union would name
 a field that another kind requires.
@@ -68,12 +68,13 @@ def by_type(
     others: str | Callable[[Mapping[str, Any]], str] = "unknown",
     text: str = "",
 ) -> Discriminator:
-    """Returns a discriminator that chooses among models by the value of an object's `field`.
+    """Returns a pydantic discriminator, which chooses the model for an object by the value of the
+    object's `field`.
 
-    `tags` maps each known value to the tag of a model. An object without the field is treated as if
-    the value were `default`. An object with any other value has the tag `others`; if `others` is a
-    function, the function returns the tag of the object. If `text` is given, a text in place of an
-    object has the tag `text`.
+    `tags` maps each known value to the tag of a model in the union. An object without the field is
+    treated as if the value were `default`. An object with any other value has the tag `others`; if
+    `others` is a function, the function returns the tag of the object. If `text` is given, a text
+    in place of an object has the tag `text`.
     """
     refused = others if isinstance(others, str) else "unknown"
 

@@ -16,22 +16,24 @@ from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_UNKNOWN = 16
-"""Largest number of unknown fields and left-out items of one body that are reported."""
+"""Largest number of unknown fields, and of items that are left out of the prompt, that are reported
+for one body."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""Type of a function that takes the paths of a body's unknown fields and of items that are left
-out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the type of
-the item: `messages.content.fallback`."""
+"""Type of a function that takes the paths of a body's unknown fields, and of the items that are
+left out of the prompt. Paths leave out positions in lists: `messages.mood`. The path of an item
+ends with the type of the item: `messages.content.fallback`."""
 
 
 def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
-    """Parses a body. Unknown fields are removed at every depth. If there are unknown fields, or
-    items that are left out, `on_unknown` is called with the paths of the first `MAX_UNKNOWN`, and
-    may raise an error.
+    """Parses a body in JSON as the model `kind`, and removes its unknown fields at every depth. If
+    the body has unknown fields, or items that the server leaves out of the prompt because it does
+    not support their type, `on_unknown` is called with the paths of these fields and items, at most
+    `MAX_UNKNOWN` of them. `on_unknown` may raise an error to refuse the body.
 
     Raises:
-        InvalidRequest: the body is not a JSON object in UTF-8, or a field is missing
-        or of the wrong type.
+        InvalidRequest: the body is not a JSON object in UTF-8, a field is missing, or a value is of
+        the wrong type or not allowed.
     """
     try:
         value = pydantic_core.from_json(data)
@@ -60,8 +62,9 @@ def _read(kind: type[Body], value: dict[str, Any]) -> Body:
 
 
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Removes the unknown fields of all models in a value. Adds the paths of removed fields and of
-    items that are left out to `found`, up to `MAX_UNKNOWN` paths."""
+    """Removes the unknown fields of all models in a value. Adds the paths of the removed fields,
+    and of the items that are left out of the prompt, to `found`, which gets at most `MAX_UNKNOWN`
+    paths."""
     if isinstance(value, BaseModel):
         extra = value.__pydantic_extra__ or {}
         _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)

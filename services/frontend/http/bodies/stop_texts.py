@@ -1,4 +1,4 @@
-"""Types of the fields of a body that hold stop texts, at which an answer ends, and banned texts."""
+"""Types of the fields of a body for stop texts (texts that end an answer), and for banned texts."""
 
 from typing import Annotated
 

@@ -104,9 +104,9 @@ def places_of(
 ) -> tuple[int | str, ...]:
     """Returns the names of fields and the positions in lists that lead to a value of the body.
 
-    `location` is the location in an error of pydantic, which has names of union members between the
-    names of fields. Only names that exist in the body are kept. With `is_missing`, the last name is
-    kept even if the body lacks it.
+    `location` is the location in an error of pydantic. It also has names of union members, which
+    are not in the body and are left out of the result. With `is_missing`, the last name is kept
+    even if the body lacks it.
     """
     path: list[int | str] = []
     value = body

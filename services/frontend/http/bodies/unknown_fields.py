@@ -1,6 +1,6 @@
-"""Handles unknown fields of bodies, and items that are left out. By default such fields and items
-are ignored, and named in a header of the answer and in the log. A setting makes the server refuse a
-body that has them.
+"""Handles unknown fields of bodies, and items that are left out of the prompt because the server
+does not support their type. By default the server ignores such fields and items, and names them in
+a header of the answer and in the log. A setting makes the server refuse a body that has them.
 
 Clients may send an unknown field with every request, and may make up any name. The log therefore
 has only one line for each field, and a limited number of lines in all.
@@ -58,8 +58,8 @@ class UnknownFields:
 
 
 def mark(request: Request, response: Response) -> Response:
-    """Returns `response`. If fields of the request's body were ignored, adds a header that names
-    the fields."""
+    """Adds a header that names the ignored fields of the request's body to `response`, if fields
+    were ignored. Returns `response`."""
     if names := request.scope.get(_SCOPE_KEY):
         response.headers[HEADER] = names
     return response

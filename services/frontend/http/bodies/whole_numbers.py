@@ -21,8 +21,9 @@ error are replaced together. Most bodies have only one list of numbers."""
 
 
 def make_whole(error: ValidationError, body: Any) -> bool:
-    """Replaces floats without a fraction by integers, at the places where `error` reports that an
-    integer is required. Returns whether any number was replaced."""
+    """Replaces floats without a fraction by integers at the places where `error` reports that an
+    integer is required. If such a place is in a list, all floats without a fraction in the list are
+    replaced. Returns whether any number was replaced."""
     has_changed = False
     for item in error.errors(include_url=False, include_context=False, include_input=False):
         places = places_of(item["loc"], body)

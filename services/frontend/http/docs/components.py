@@ -1,4 +1,4 @@
-"""The components of the OpenAPI document, without schemas: error responses by status, and the
+"""The components of the OpenAPI document other than schemas: error responses by status, and the
 headers that may carry the API key.
 
 Operations and schemas refer to components by name.
@@ -63,8 +63,9 @@ def error_name(status: int, dialect: Dialect) -> str:
 
 
 def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, Any]:
-    """Returns the error response for a status. The HTTP server refuses some requests before it
-    knows their path. Errors of such requests have the dialect `others`."""
+    """Returns the error response for a status, for operations whose errors have the dialect
+    `dialect`. The HTTP server refuses some requests before it knows their path; these errors have
+    the dialect `others`."""
     kinds = list(dict.fromkeys((dialect.schema, others.schema)))
     schema = schema_of(kinds[0])
     described: dict[str, Any] = {

@@ -9,7 +9,7 @@ from services.frontend.http.transport.media_types import HTML, JSON
 
 
 async def openapi(api: Api, _: Request) -> Response:
-    """Answers with the OpenAPI document. No key is needed, since the document says nothing about
+    """Answers with the OpenAPI document. No key is needed, because the document says nothing about
     the model."""
     return Response((await api.description.get()).document, media_type=JSON)
 

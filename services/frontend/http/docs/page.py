@@ -101,8 +101,8 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 def schema_table(schema: dict[str, Any]) -> str:
     """Returns a table of a schema's fields in HTML, or the type of the schema if the schema has no
-    fields. Required fields have a star, and types that have a name link to the anchor of that
-    name."""
+    fields. Required fields have a star. A type that has a name is shown as a link to the part of
+    the page that describes it."""
     required = schema.get("required", ())
     rows = [
         (

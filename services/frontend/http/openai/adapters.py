@@ -50,7 +50,13 @@ class AdapterDone(TypedDict):
 
 
 async def load_lora_adapter(api: Api, body: LoadAdapterBody, account: Account) -> AdapterDone:
-    """Loads an adapter, and returns when requests may use it."""
+    """Loads an adapter, and returns when requests may use it.
+
+    Raises:
+        PermissionDenied: the workers' settings allow no adapters.
+        InvalidRequest: the name is taken, or the adapter cannot be loaded.
+        UnknownModel: no model that the caller may use has the name `base_model_name`.
+    """
     model = api.models.with_base(body.base_model_name or "", account)
     if not model.service.describe().loads_adapters:
         raise errors.PermissionDenied(
@@ -65,7 +71,11 @@ async def load_lora_adapter(api: Api, body: LoadAdapterBody, account: Account) -
 
 
 async def unload_lora_adapter(api: Api, body: UnloadAdapterBody, account: Account) -> AdapterDone:
-    """Unloads an adapter. Requests that run finish, and requests that wait fail."""
+    """Unloads an adapter. Running requests that use it finish, and waiting requests fail.
+
+    Raises:
+        UnknownAdapter: no model that the caller may use has an adapter of this name.
+    """
     model = api.models.with_adapter(body.lora_name, account)
     await model.scheduler.adapters.unload(body.lora_name)
     return {"object": "adapter", "id": body.lora_name, "is_loaded": False}

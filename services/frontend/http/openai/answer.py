@@ -62,8 +62,8 @@ class Envelope(TypedDict):
 @answer_object
 class CompletionLogprobs(TypedDict):
     """Log-probabilities of the tokens of an answer; with `echo` the tokens of the prompt come
-    first. Each object of alternatives also contains the token itself. The first token of a prompt
-    has null in place of a log-probability and of alternatives."""
+    first. Each object in `top_logprobs` also contains the token itself. The first token of a prompt
+    has null in place of a log-probability and of an object."""
 
     text_offset: list[int]
     """Position in the text at which each token begins, in characters."""

@@ -1,5 +1,5 @@
-"""A message of a conversation, as clients of OpenAI and of other servers send it. Clients send an
-assistant's message back with all fields that the server which wrote the message had added. Unknown
+"""A message of a conversation, as clients of OpenAI and of other servers send it. A server may add
+fields to the assistant's messages, and clients send these messages back with all fields. Unknown
 fields are therefore ignored, and named in a header of the answer and in the log."""
 
 from typing import Annotated, Any, Literal
@@ -63,7 +63,7 @@ MadeContent = Annotated[
     Annotated[str, Tag("text")] | Annotated[MadeContentParts, Tag("list")], TEXT_OR_LIST
 ]
 """Type of a text that a model or a tool has written: one string or a list of parts. Parts of
-unsupported types are left out, since they hold no text of the user."""
+unsupported types are left out, because they hold no text of the user."""
 
 
 class AssistantFunction(ExactModel):
@@ -76,7 +76,7 @@ class AssistantFunction(ExactModel):
 
 
 class AssistantCall(ExactModel):
-    """A call of a tool that the assistant made before."""
+    """An earlier call of a tool by the assistant."""
 
     id: str | None = None
     """Id of the call."""
@@ -99,8 +99,8 @@ AssistantCalls = TypeAliasType(
 
 
 class MessageFields(ExactModel):
-    """The fields of a message besides its content. A client may send a message of the assistant
-    back unchanged."""
+    """The fields of a message besides its content. They include all fields of the assistant's
+    messages in answers, so that clients can send these messages back unchanged."""
 
     role: str
     """Role of the speaker."""

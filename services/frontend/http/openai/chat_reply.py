@@ -46,7 +46,7 @@ class ChatReply(GenerationReply):
         super().__init__(generation, options)
         self._readers: dict[int, MessageReader] = {}
         self._sources: dict[int, TextLogprobs] = {}
-        """Finds the log-probabilities of the content of each answer, keyed by the index of the
+        """Objects that find the log-probabilities of an answer's content, keyed by the index of the
         answer."""
         self._thought_starts: dict[int, bytes] = {}  # start of chunks with only reasoning, by index
 
@@ -63,8 +63,8 @@ class ChatReply(GenerationReply):
         return self._text_chunk(self._words_start(index, words), words.text)
 
     def _words_start(self, index: int, words: Words) -> bytes:
-        """Returns the beginning of an event whose chunk has only new text or only new reasoning, up
-        to this new text."""
+        """Returns the first part of an event whose chunk only adds `words`, a text or a piece of
+        reasoning: all bytes that come before the words themselves."""
         if not words.is_reasoning:
             return self._text_starts[index]
         start = self._thought_starts.get(index)
@@ -73,8 +73,8 @@ class ChatReply(GenerationReply):
         return start
 
     def _delta_event(self, index: int, new: MessageDelta, reader: MessageReader) -> Event:
-        """Returns the event of a chunk that adds `new` in the middle of an answer. The event has no
-        id, and the chunk no log-probabilities."""
+        """Returns the event of a chunk that adds `new` to an answer that has neither just begun nor
+        ended. The event has no id and no log-probabilities."""
         choice = self._chunk_choice(Piece(index), _delta(new), reader)
         return framed(b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end))
 
@@ -147,8 +147,9 @@ class ChatReply(GenerationReply):
         self, piece: Piece, said: MessageDelta, reader: MessageReader
     ) -> ChatLogprobs | None:
         """Returns the log-probabilities of the tokens that a piece adds to the content. Returns
-        None if the piece adds none, or if the request has no `logprobs`. If the client sees all
-        tokens of the answer, or if the whole answer is content, all tokens count as content."""
+        None if the piece adds none, or if the request has no `logprobs`. All tokens count as
+        content if the client gets the tokens of the answer (`return_token_ids`), or if the whole
+        answer is content."""
         scores, generation = piece.scores, self._generation
         if not self._wants_logprobs:
             return None

@@ -45,7 +45,7 @@ class ChatBody(ToolFields, GenerationBody):
     """Not supported: must be null."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, such as `{"enable_thinking": false}`; 16 KiB of JSON at
-    most. `messages`, `tools` and `add_generation_prompt` cannot be set here, since the body has a
+    most. `messages`, `tools` and `add_generation_prompt` cannot be set here, because the body has a
     field for each."""
     reasoning_effort: str | None = None
     """How much to reason: the value of the chat template's variable `reasoning_effort`. `none` and

@@ -52,7 +52,7 @@ def error_body(failed: Failure) -> Error:
 
 
 def error_event(error: errors.OrcinusError) -> Event:
-    """Returns the event of an error that ends a stream."""
+    """Returns the event that reports an error and ends a stream."""
     return framed(to_json(error_body(failure(error))))
 
 

@@ -83,7 +83,8 @@ class EventIds:
         return self._has_begun[index]
 
     def advance(self, index: int, n_tokens: int, *, is_finished: bool) -> None:
-        """Counts an event that brings `n_tokens` tokens of an answer or the end of the answer."""
+        """Counts an event. The event brings `n_tokens` further tokens of the answer `index`;
+        `is_finished` says that the answer ends with it."""
         self._has_begun[index] = True
         self._n_tokens[index] += n_tokens
         self._marks[index] = _mark(self._n_tokens[index], is_finished)

@@ -19,8 +19,8 @@ from services.frontend.text.token_texts import TokenTexts
 
 
 class CompletionColumns:
-    """Gathers the columns of the object `logprobs` of a completion. With `echo` the tokens of the
-    prompt come first."""
+    """Gathers the object `logprobs` of a completion: lists with one item for each token. With
+    `echo` the tokens of the prompt come first."""
 
     def __init__(self, texts: TokenNames, n_top: int) -> None:
         self._texts = texts
@@ -31,7 +31,7 @@ class CompletionColumns:
         self._offsets: list[int] = []
 
     def add_unknown(self, token_id: int) -> None:
-        """Adds the first token of a prompt, which has no log-probability, since no token comes
+        """Adds the first token of a prompt. It has no log-probability, because no token comes
         before it."""
         self._tokens.append(self._texts.text(token_id))
         self._values.append(None)
@@ -50,8 +50,8 @@ class CompletionColumns:
             self._tops.append(top)
 
     def add_offsets(self, offsets: Sequence[int], *, start: int) -> None:
-        """Adds the positions, in characters, at which tokens begin in the text. `offsets` are
-        counted from the position `start`."""
+        """Adds the positions, in characters, at which tokens begin in the text. Each of `offsets`
+        is relative to the position `start` in the text."""
         self._offsets += [start + offset for offset in offsets]
 
     def to_answer(self) -> CompletionLogprobs:
@@ -69,8 +69,8 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """Returns the list `prompt_logprobs` in vLLM's form: null for the first token of the prompt,
     and for each other token an object keyed by token id. The object has the token itself and the
-    `n_top` most likely tokens at its position. If `logprobs` is None, the list has only the
-    null."""
+    `n_top` most likely tokens at its position. If `logprobs` is None, the list has only the null
+    for the first token."""
     listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:

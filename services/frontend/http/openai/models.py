@@ -41,8 +41,8 @@ class Model(TypedDict):
 
 @answer_object
 class ModelList(TypedDict):
-    """The list of models that the caller may use. Each name of a model is an entry, and so is each
-    of its adapters."""
+    """The models and adapters that the caller may use. Each name of a model has an entry, and so
+    has each adapter."""
 
     object: Literal["list"]
     """Always `list`."""
@@ -51,15 +51,20 @@ class ModelList(TypedDict):
 
 
 async def list_models(api: Api, _: Request, account: Account) -> ModelList:
-    """Returns the list of the models that the caller may use."""
+    """Returns the list of the models and adapters that the caller may use.
+
+    Raises:
+        Unavailable: the name of a model is not known yet.
+    """
     return {"object": "list", "data": list(_entries(api, account))}
 
 
 async def retrieve_model(api: Api, request: Request, account: Account) -> Model:
-    """Returns the model with the name in the path.
+    """Returns the model or adapter whose name is in the path.
 
     Raises:
-        UnknownModel: no model that the caller may use has the name.
+        UnknownModel: no model or adapter that the caller may use has the name.
+        Unavailable: the name of a model is not known yet.
     """
     name, entries = request.path_params["model"], list(_entries(api, account))
     for entry in entries:
@@ -69,7 +74,8 @@ async def retrieve_model(api: Api, request: Request, account: Account) -> Model:
 
 
 def _entries(api: Api, account: Account) -> Iterator[Model]:
-    """Yields an entry for each name of each model that an account may use, and for its adapters.
+    """Yields an entry for each name of each model that an account may use, and for each adapter
+    that the account may use.
 
     Raises:
         Unavailable: the name of a model is not known yet.

@@ -2,7 +2,7 @@
 
 The first chunk of a stream has the seed of the request. A stream that shows tokens can be resumed:
 the events have ids, and a resumed stream sends only the parts of each answer that the client has
-not received. Other streams have no ids, since popular clients, such as vLLM's benchmark, fail at
+not received. Other streams have no ids, because popular clients, such as vLLM's benchmark, fail at
 any line that does not begin with `data:`.
 """
 
@@ -125,13 +125,13 @@ class GenerationReply(Reply):
         return openai_errors.error_event(error)
 
     def _text_chunk(self, start: bytes, text: str) -> Event:
-        """Returns the event of a chunk that has only text. `start` is the beginning of the event,
+        """Returns the event of a chunk that has only text. `start` is the first part of the event,
         up to the text."""
         return b"%b%b%b" % (start, text_json(text), self._text_end)
 
     def _start_of(self, choice: bytes) -> bytes:
-        """Returns the beginning of an event whose chunk has a choice that begins with the JSON
-        `choice`."""
+        """Returns the first part of an event, up to and including `choice`. `choice` is the
+        beginning of the JSON of the only choice in the event's chunk."""
         return b"data: %b[%b" % (self._chunk_start, choice)
 
     def _events(self, piece: Piece) -> Iterator[Event]:
@@ -163,9 +163,9 @@ class GenerationReply(Reply):
 
     @abstractmethod
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Choice]]:
-        """Yields the choices of the chunks that a piece becomes, and with each choice the part of
-        the piece that the choice shows. `is_first` says that no piece of the answer has come
-        before."""
+        """Yields the chunks that a piece of an answer becomes: for each, the part of the piece that
+        the chunk shows, and the only choice of the chunk. `is_first` says that no piece of the
+        answer has come before."""
 
     def _envelope(self, kind: str) -> Envelope:
         return {

@@ -117,7 +117,7 @@ SAMPLING: dict[str, Any] = {
     if field.name not in ("grammar", "bad_words")
 }
 """Type and default of the body's field for each option of `SamplingParams`. The grammar is left
-out, since clients spell it in several ways. `bad_words` is left out, since clients write texts
+out, because clients spell it in several ways. `bad_words` is left out, because clients write texts
 instead of tokens."""
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class ResumptionBody(ExactModel):
     the list may be left out if the client has received no tokens of them."""
 
     def to_resumption(self, position: StreamPosition) -> Resumption:
-        """Returns the resumption at a position in the stream.
+        """Returns the description of what the client has received of the stream, for continuing the
+        stream at `position`.
 
         Raises:
             InvalidRequest: there are tokens of more answers than `position` has, or the number of
@@ -189,14 +190,14 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     `Last-Event-ID`. All other fields must have the values of the first request."""
     bad_words: BadWords | None = None
     """Texts that are never generated, with or without a space in front, as in vLLM. Only the last
-    token of a text is banned, at the positions where it would complete the text. Tokens of the
-    prompt do not count. All texts together may have at most 16384 characters."""
+    token of a text is banned, at the positions where this token would complete the text. Tokens of
+    the prompt do not count. All texts together may have at most 16384 characters."""
     return_tokens_as_token_ids: bool | None = None
     """Whether `logprobs` names a token by its number, such as `token_id:17`, so that tokens with
     equal texts are told apart. `bytes` still has the bytes of the text."""
     add_special_tokens: bool | None = None
     """Whether to add the special tokens that the checkpoint puts around texts. The default is true
-    for texts. The default is false for conversations, since the chat template writes the special
+    for texts. The default is false for conversations, because the chat template writes the special
     tokens."""
     skip_special_tokens: bool | None = None
     """Whether to leave special tokens out of the output's text."""

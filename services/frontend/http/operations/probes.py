@@ -20,7 +20,7 @@ class Status(TypedDict):
 
 
 def health(_: Api) -> tuple[bool, Status]:
-    """Returns True and the status `ok`, since the process runs."""
+    """Returns True and the status `ok`. If the process runs, it is healthy."""
     return True, {"status": "ok"}
 
 

@@ -20,8 +20,8 @@ from services.frontend.http.protocol import credentials
 from services.frontend.request.client_call import current_call
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
-"""Methods that may be the name of a span. Other methods are not used as names, since clients could
-invent any number of methods."""
+"""Methods that may be the name of a span. Other methods are not used as names, because clients
+could invent any number of methods."""
 
 PROBES = frozenset({"/health", "/ready", "/serving"})
 

@@ -31,8 +31,8 @@ class Api:
     bodies: BodyLimits
     api_keys: ApiKeys
     comment_s: float
-    """Seconds without an event after which a comment is sent in a stream, which keeps the
-    connection open."""
+    """Seconds without an event after which a stream sends a comment, to keep the connection
+    open."""
     unknown: UnknownFields
     origins: Collection[str] = ()
     """Origins of the web pages that may use the API; `*` allows all pages."""
@@ -47,8 +47,8 @@ class Api:
     """The OpenAPI document and the page that shows it."""
 
     def admit(self, request: Request) -> Account:
-        """Returns the account of the caller, and counts the request against the limit of its API
-        key.
+        """Returns the account of the caller, and counts the request against the limit of the
+        caller's API key.
 
         Raises:
             Unauthenticated: the request has no known API key.
@@ -57,8 +57,8 @@ class Api:
         return self.api_keys.admit(credentials.shown_in(headers_of(request)))
 
     def admit_generation(self, request: Request) -> Account:
-        """Returns the account of the caller, if there is room for another request. A request that
-        resumes a stream is accepted without a check of the room.
+        """Does what `admit` does, and checks that the server has room for another request that
+        generates. A request that resumes a stream is admitted without this check.
 
         Raises:
             Unauthenticated: the request has no known API key.
@@ -72,10 +72,10 @@ class Api:
         return account
 
     async def read(self, request: Request, kind: type[Body], account: Account) -> Body:
-        """Returns the body of a request. While the body is read and parsed, it counts as an answer
-        in flight of the account. So an account that may have two answers in flight can also upload
-        only two bodies at a time. The answers themselves are counted later, when the generation is
-        opened."""
+        """Reads the body of a request, and parses it as the model `kind`. Meanwhile the body counts
+        as an answer in flight of the account. So an account that may have two answers in flight can
+        also upload only two bodies at a time. The answers themselves are counted later, when the
+        generation is opened."""
         page_origin.check_page(headers_of(request), self.origins)
         with account.receiving(), self.bodies.budget.share() as share:
             data = await read_body(request, self.bodies, share)

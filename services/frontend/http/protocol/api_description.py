@@ -1,6 +1,6 @@
-"""The OpenAPI document, in JSON and as an HTML page. Both are made at the first request for either
-one, since making them takes 0.25 s of processor time and would make the start of a frontend a fifth
-longer."""
+"""The OpenAPI document, in JSON and as an HTML page. Both are made when a client first requests one
+of them, because making them takes 0.25 s of processor time and would make the start of a frontend a
+fifth longer."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The body of a conversation in a protocol other than OpenAI's chat completions.
+"""Base classes of bodies with a conversation, for protocols other than OpenAI's chat completions.
 
 The rules of requests are checked for all protocols in one place, `GenerationRequest`. If a rule
 names a field that the protocol spells differently, the name in the error is replaced by the

@@ -64,7 +64,8 @@ def json_text(value: Mapping[str, Any] | None) -> str:
 
 
 def check_allowed(names: set[str], tools: Iterable[str]) -> None:
-    """Raises InvalidRequest if an allowed name is not the name of one of the tools."""
+    """Raises InvalidRequest if one of `names`, the tools that a `tool_choice` allows, is not the
+    name of one of the tools."""
     if unknown := names.difference(tools):
         raise errors.InvalidRequest(
             "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"

@@ -78,8 +78,8 @@ async def whole_reply(models: ServedModels, body: RequestBody, account: Account)
 
 
 def _reply(body: RequestBody, generation: Generation) -> Reply:
-    """Returns the reply to a body. `unenforced` of the reply has the names of the fields and
-    keywords that are not enforced."""
+    """Makes the reply to a body. Sets the attribute `unenforced` of the reply to the names of the
+    fields and keywords that are not enforced."""
     reply = body.reply(generation)
     reply.unenforced = shown([*map(body.spelled, generation.unenforced), *body.unenforced])
     return reply

@@ -69,7 +69,7 @@ class MessageItems:
     least one item."""
 
     def __init__(self, reader: MessageReader, *, shows_reasoning: bool = True) -> None:
-        """If `shows_reasoning` is false, the reasoning is read and dropped."""
+        """If `shows_reasoning` is false, the reasoning of the model makes no items."""
         self._reader = reader
         self._shows_reasoning = shows_reasoning
         self._n_items = 0
@@ -91,7 +91,7 @@ class MessageItems:
         return self._reader.ends_in_call
 
     def feed(self, piece: Piece) -> Iterator[Step]:
-        """Reads a piece of the answer and yields the steps of items that the piece causes."""
+        """Reads a piece of the answer, and yields the steps that the piece causes."""
         yield from self._add(self._reader.feed(piece.text))
         if piece.finish_reason is not None:
             yield from self._add(self._reader.flush())

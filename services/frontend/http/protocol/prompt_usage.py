@@ -13,7 +13,7 @@ class PromptUsage(TypedDict):
     prompt_tokens: int
     """Number of tokens of all prompts."""
     total_tokens: int
-    """Equal to `prompt_tokens`, since there are no answers."""
+    """Equal to `prompt_tokens`, because there are no answers."""
 
 
 def usage_of(generation: Generation) -> PromptUsage:

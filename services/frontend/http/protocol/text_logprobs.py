@@ -13,8 +13,8 @@ from services.frontend.text.message_reader import Words
 
 
 class TextLogprobs:
-    """Finds the log-probabilities of the tokens of each text of an answer. The texts must be taken
-    in order."""
+    """Finds the log-probabilities of the tokens of each text of an answer. `take` must be called
+    with the texts in their order."""
 
     def __init__(self, generation: Generation, names: TokenNames, *, is_whole: bool) -> None:
         """`names` determines how tokens are shown to the client. `is_whole` says that the answer

@@ -4,8 +4,8 @@ Clients for agents send the whole conversation with each request. If an item of 
 refused, every later request of the conversation would be refused too. An item of an unknown type is
 therefore left out of the prompt, and named in a header of the answer. A picture is replaced by a
 note, so that the model can say that it does not see the picture. An item that holds text of the
-user is refused instead, since the model would answer without having read the text. The union of the
-types of an item ends like this:
+user is refused instead, because the model would answer without having read the text. The union of
+the types of an item ends like this:
 
     Annotated[TextBlock, Tag("text")] | LeftOut | Refused,
     by_type({"text": "text"}, others=tag_of_unknown),

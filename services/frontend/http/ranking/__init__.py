@@ -1,3 +1,3 @@
-"""The endpoints that compare texts: scores of pairs, in the form of vLLM, and the order of
-documents for a query, in the forms of Jina, Cohere and vLLM. This package does not know how scores
-are computed."""
+"""The endpoints that compare texts: relevance scores of pairs, in the form of vLLM, and documents
+ordered by relevance to a query, in the forms of Jina, Cohere and vLLM. This package does not know
+how scores are computed."""

@@ -38,7 +38,7 @@ class PairsBody(IndexedModel):
         self, pairs: Sequence[tuple[str, str]], format: PairFormat, *, field: TextsField
     ) -> GenerationRequest:
         """Returns the request for the scores of pairs, in the form that all protocols share.
-        `field` names the body's field with one text for each pair, for errors.
+        `field` is the name that errors give to the body's field with one text for each pair.
 
         Raises:
             InvalidRequest: there are too many pairs.

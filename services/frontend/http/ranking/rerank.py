@@ -27,7 +27,7 @@ DOCUMENTS = TextsField("documents")
 
 
 class TextDocument(ExactModel):
-    """A document as an object."""
+    """A document that is given as an object, and not as a text."""
 
     text: str
     """Text of the document."""
@@ -112,7 +112,7 @@ class Ranking(TypedDict):
 
 
 async def rerank(api: Api, body: RerankBody, account: Account) -> Ranking:
-    """Returns documents in the order of their scores for a query."""
+    """Scores the documents for the query, and returns them, highest score first."""
     body.check()
     texts = body.texts
     pairs = api.models.select(body.model or "", account).service.pairs

@@ -237,8 +237,9 @@ class Response(RequestEcho):
     truncation: Literal["disabled"]
     """Always `disabled`."""
     orcinus: NotRequired[OrcinusNote]
-    """Whether the JSON in the answer matches its schemas, and the keywords of the schemas that are
-    not enforced. Present only if there is such a keyword."""
+    """Whether the JSON in the answer matches its schemas, and the names of what is not enforced:
+    keywords of the schemas, and grammars of custom tools. Present only if there is such a keyword
+    or grammar."""
     receipt: NotRequired[dict[str, Any]]
     """Receipt of the answer (`docs/receipts.md`). Present only with `receipt`, once the answer has
     ended."""

@@ -21,8 +21,8 @@ class InputTokens(TypedDict):
 
 
 async def count_input_tokens(api: Api, body: InputTokensBody, account: Account) -> InputTokens:
-    """Returns the number of tokens of the prompt that is made of a conversation. The conversation
-    may be too long for the model."""
+    """Counts the tokens of the prompt that a conversation becomes. The conversation may be longer
+    than the model's context."""
     with body.in_own_words():
         service = api.models.select(body.model or "", account).service
         n_tokens = await service.tokens.count(

@@ -33,8 +33,8 @@ character."""
 
 
 def escaped(text: str) -> str:
-    """Returns the arguments that stand for `text`, the input in an earlier call of a custom tool: a
-    JSON object with the field `input`."""
+    """Returns the arguments by which the model sees an earlier call of a custom tool with the input
+    `text`: a JSON object with the field `input`."""
     return pydantic_core.to_json({INPUT: text}).decode()
 
 
@@ -79,7 +79,8 @@ class CustomInput:
         return self._take_text() if self._state is _State.TEXT else ""
 
     def end(self) -> str:
-        """Ends the arguments, and returns the characters of the input that `feed` has held back."""
+        """Takes the end of the arguments, and returns the characters of the input that `feed` has
+        held back."""
         match self._state:
             case _State.TEXT:
                 return _read_string(self._held, is_last=True)[0]
@@ -173,7 +174,7 @@ def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
 
 def _character(escape: re.Match[str]) -> str:
     """Returns the character that an escape stands for. A lone surrogate becomes the replacement
-    character U+FFFD, since it stands for no character."""
+    character U+FFFD, because it stands for no character."""
     if letter := escape["letter"]:
         return _LETTERS[letter]
     if code := escape["code"]:

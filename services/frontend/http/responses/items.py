@@ -1,7 +1,8 @@
-"""The items of a conversation in POST /v1/responses.
+"""Models of the items of a conversation, in a body of POST /v1/responses: messages, reasoning,
+calls of tools, results of calls, and further tools.
 
-The conversations of agents hold items of many kinds. The module `program_items` has the calls of
-programs that are not functions of the client.
+Agents also send calls of programs that are not tools of the client, such as shells. Their models
+are in the module `program_items`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class MessageItem(ExactModel):
-    """A turn of the conversation."""
+    """A message of the user or of the system."""
 
     type: Literal["message"] = "message"
     """Always `message`; may be left out."""
@@ -40,7 +41,7 @@ class MessageItem(ExactModel):
 
 
 class AssistantItem(ExactModel):
-    """A turn of the assistant."""
+    """A message of the assistant."""
 
     type: Literal["message"] = "message"
     """Always `message`; may be left out."""
@@ -63,7 +64,7 @@ class AgentMessageItem(ExactModel):
 
 
 class ReasoningItem(ExactModel):
-    """Reasoning of the assistant, which a client sends back unchanged."""
+    """Reasoning of the assistant. Clients send it back unchanged."""
 
     type: Literal["reasoning"]
     """Always `reasoning`."""
@@ -75,7 +76,7 @@ class ReasoningItem(ExactModel):
     encrypted_content: str | None = None
     """Reasoning in the form that this server writes if `include` has `reasoning.encrypted_content`.
     The value is read only if there is no `content`. Values that another server wrote do nothing,
-    since only that server can read them."""
+    because only that server can read them."""
 
 
 class FunctionCallItem(ExactModel):
@@ -230,8 +231,8 @@ _tag_by_type = by_type(
 
 
 def _tag_of(item: Any) -> str:
-    """Returns the tag that chooses the model for an item. Messages and references may come without
-    a type."""
+    """Returns the tag, in the union `InputItem`, of an item of the body. Messages and references
+    may come without a type."""
     tag = _tag_by_type(item) if callable(_tag_by_type) else REFUSED
     if tag != "message" or not isinstance(item, Mapping):
         return str(tag)

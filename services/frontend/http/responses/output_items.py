@@ -1,9 +1,9 @@
-"""The items of an answer, and the events that report how they grow. Each kind of item has its own
-events.
+"""The items of an answer while they are generated, and the events that report how they grow. Each
+kind of item has its own events.
 
-An item begins, grows by texts, and ends. The methods return names of events with their fields; the
-reply numbers the events. The event that ends an item repeats the item's whole text, so the text is
-kept until then.
+An item begins, grows as its text arrives, and ends. The methods yield the name and the fields of
+each event; the reply adds the number of the event. The event that ends an item repeats the item's
+whole text, so the text is kept until then.
 """
 
 from abc import ABC, abstractmethod

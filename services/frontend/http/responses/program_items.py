@@ -1,5 +1,5 @@
-"""Items of a conversation that are calls of programs which are not functions of the client: shells,
-patches, interpreters, searches and servers of tools.
+"""Items of a conversation that are calls of programs, or results of such calls. The programs are
+not functions of the client: shells, patches, interpreters, searches and servers of tools.
 
 The model cannot call these programs, but it must see the earlier calls and their results. A call of
 a program becomes a call of a tool with the name of the program, and the result of the program

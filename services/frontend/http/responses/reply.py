@@ -136,7 +136,7 @@ class ResponsesReply(MessageReply):
         yield self._event(status, {"response": self._response(status, self._output)})
 
     def _logprobs_of(self, step: Grew) -> Sequence[ChatTokenLogprob]:
-        """Returns the log-probabilities of new text of a message. Counts their memory, since they
+        """Returns the log-probabilities of new text of a message. Counts their memory, because they
         are kept until the end of the stream. The result is empty if the item is not a message, or
         if the request asks for no log-probabilities."""
         if self._logprobs is None or step.words is None:

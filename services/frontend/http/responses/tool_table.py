@@ -46,8 +46,8 @@ class ListedTool:
 def listed(
     tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
 ) -> Iterator[ListedTool]:
-    """Yields the tools in `tools` that the client runs, and those in the namespaces in `tools`.
-    `field` is the path of `tools` in the body."""
+    """Yields the tools that the client runs, both from `tools` itself and from the namespaces in
+    `tools`. `field` is the path of `tools` in the body."""
     for place, tool in enumerate(tools or ()):
         path = f"{field}.{place}"
         if isinstance(tool, Namespace):
@@ -87,8 +87,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns the tools whose names for the model are in `among`, in the form in which the
-        model sees them, keyed by path in the body."""
+        """Returns the tools in the form in which the model sees them, keyed by path in the body.
+        Leaves out a tool if its name for the model is not in `among`."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)

@@ -1,7 +1,7 @@
 """The conversion of the items of POST /v1/responses to messages.
 
-Consecutive items of the assistant become one turn, as long as reasoning comes before text and text
-before calls.
+Consecutive items of the assistant become one turn. A new turn begins when reasoning or text follows
+a text or a call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ _SILENT = (AdditionalToolsItem, ConfigurationUpdateItem, LeftOutItem)
 
 
 class Turns:
-    """Makes messages of the items of a conversation. `tools` has the names under which the model
+    """Converts the items of a conversation to messages. `tools` has the names under which the model
     sees the tools."""
 
     def __init__(self, items: Sequence[InputItem], tools: ToolTable) -> None:
@@ -68,11 +68,11 @@ class Turns:
 
     def messages(self, instructions: str | None) -> Iterator[ChatMessage]:
         """Yields the messages of the conversation. The instructions and the system's items at the
-        beginning become one system message, since most chat templates allow only one system
+        beginning become one system message, because most chat templates allow only one system
         message, at the beginning.
 
         Raises:
-            InvalidRequest: the result of a call has the id of no earlier call.
+            InvalidRequest: the id of a call's result is not the id of an earlier call.
         """
         system = [] if instructions is None else [instructions]
         n_system = 0
@@ -115,7 +115,7 @@ class Turns:
                 yield from self._add_tool_item(item, path)
 
     def _add_tool_item(self, item: InputItem, path: str) -> Iterator[ChatMessage]:
-        """Takes an item with a call of a client's tool or with the result of a call. Yields the
+        """Adds an item that is a call of a client's tool, or the result of a call. Yields the
         messages that are complete now."""
         match item:
             case FunctionCallItem():

@@ -110,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the requests and timers of the connection, since the connection is lost."""
+        """Ends the requests and timers of the connection. Called when the connection is lost."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)
@@ -141,14 +141,14 @@ class HttpConnection(asyncio.Protocol):
         self._transport.detach()
 
     def pause_writing(self) -> None:
-        """Pauses the app's writing and begins to watch the unread output, since the client does not
-        read fast enough."""
+        """Pauses the app's writing and begins to watch the unread output. Called when the client
+        does not read fast enough."""
         self._flow.pause_writing()
         if self._unread is not None:
             self._unread.begin()
 
     def resume_writing(self) -> None:
-        """Resumes the app's writing, since the client has read most of the output."""
+        """Resumes the app's writing. Called when the client has read most of the output."""
         self._flow.resume_writing()
         if self._unread is not None:
             self._unread.end()
@@ -199,8 +199,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _drop(self, data: bytes) -> None:
-        """Drops data that is received after a refusal. The data must be read from the socket, since
-        some clients read the answer only after they have sent everything."""
+        """Drops data that is received after a refusal. The data must be read from the socket,
+        because some clients read the answer only after they have sent everything."""
         self._n_dropped += len(data)
         if self._n_dropped > MAX_DROPPED_BYTES:
             self._transport.pause_reading()

@@ -1,4 +1,5 @@
-"""The limits of HTTP connections, and the fixed number of places that connections take."""
+"""The limits of HTTP connections. A limited number of connections may be open at the same time:
+each takes one of a fixed number of places."""
 
 import resource
 from collections.abc import Callable
@@ -11,8 +12,8 @@ RESERVED_DESCRIPTORS = 256
 gRPC, the scheduler, probes, files."""
 
 MAX_STANDING = 64
-"""Largest number of connections without a normal place that are being refused with an answer at the
-same time."""
+"""Largest number of extra places. A connection that gets no normal place is refused. With an extra
+place it stays open while the client reads the refusal; without, it is closed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ class ConnectionLimits:
 
 
 class ConnectionPlace:
-    """The place of one connection, from the moment when the connection is accepted until it is
-    lost."""
+    """The place of one connection, one of at most `max_connections`. The connection takes the place
+    when it is accepted, and leaves it when it is lost."""
 
     def __init__(self, places: "ConnectionPlaces", abort: Callable[[], None]) -> None:
         self._places = places
@@ -67,13 +68,14 @@ class ConnectionPlaces:
         """Places of connections that wait for a request, ordered from the longest wait to the
         shortest."""
         self.standing: set[ConnectionPlace] = set()
-        """Extra places of connections that are being refused, since all normal places are taken."""
+        """Extra places of connections that are being refused, because all normal places are
+        taken."""
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns a place for a new connection, marked as waiting for a request. If all places are
         taken, closes the connection that has waited longest for a request and reuses its place. If
-        none waits, returns None. `abort` must close the new connection at once; it is called if the
-        place is taken away later."""
+        no connection waits, returns None. `abort` must close the new connection at once; it is
+        called if another connection takes the place later."""
         if len(self.taken) >= self._max_connections:
             self._refusals[Refusal.CONNECTIONS] += 1
             longest = next(iter(self.waiting), None)
@@ -88,7 +90,7 @@ class ConnectionPlaces:
 
     def stand(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns an extra place for a connection that is being refused. Returns None if
-        `MAX_STANDING` connections are being refused already."""
+        `MAX_STANDING` connections have an extra place already."""
         if len(self.standing) >= MAX_STANDING:
             return None
         place = ConnectionPlace(self, abort)

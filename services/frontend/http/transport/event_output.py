@@ -26,9 +26,10 @@ error occurs earlier, the answer has the status of the error."""
 class EventOutput:
     """The output of one stream of events.
 
-    One timer serves for the headers and the comments. When it expires, it is started again if data
-    has been written meanwhile, counted from the last data. Otherwise the headers or a comment are
-    sent. Writing data leaves the timer alone, since data is written often.
+    One timer serves for the headers and the comments. When it expires, the headers or a comment are
+    sent, unless data has been written meanwhile. In that case the timer is started again, counted
+    from the time of the last data. Writing data does not touch the timer, because data is written
+    often.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ Event = bytes
 """Type of a server-sent event, as the bytes that are sent."""
 
 LAST_EVENT_ID = "Last-Event-ID"
-"""Header in which a client sends the id of the last event that it has received of a broken
-stream."""
+"""Header by which a client resumes a broken stream. Its value is the id of the last event that the
+client has received."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -36,8 +36,8 @@ HEADERS = [
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits the work and returns the result. If the client disconnects meanwhile, cancels the
-    work. The body of the request must have been read before.
+    """Awaits `work` and returns its result. If the client disconnects meanwhile, cancels `work`.
+    The body of the request must have been read before.
 
     Raises:
         RequestCancelled: the client disconnected. The work was cancelled and has ended.

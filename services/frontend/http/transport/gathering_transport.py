@@ -1,5 +1,5 @@
-"""A transport that writes at most once in each pass of the event loop, and limits how often a
-connection whose client sends fast is read."""
+"""A transport that writes at most once in each pass of the event loop. It also limits how often the
+data of a client that sends fast is read."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,15 +13,16 @@ event loop's pass."""
 
 
 class WriteRound:
-    """The connections with data that is to be written at the end of this pass of the event loop."""
+    """Writes the data of connections at the end of a pass of the event loop: knows which
+    connections have gathered data in this pass."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._written: list[GatheringTransport] = []
 
     def add(self, transport: "GatheringTransport") -> None:
-        """Adds a connection, whose gathered data is written at the end of this pass of
-        the event loop."""
+        """Adds a connection. Its gathered data is written at the end of this pass of the event
+        loop."""
         if not self._written:
             self._loop.call_soon(self._end)
         self._written.append(transport)
@@ -40,14 +41,14 @@ class GatheringTransport(asyncio.Transport):
     """A transport that gathers the data written during a pass of the event loop, and writes the
     data once at the end of the pass.
 
-    An iteration brings a token for each of many clients in one pass. The system calls for writing
-    then follow each other at the end of the pass, instead of alternating with the work for each
-    token. A client process with many connections is woken once instead of for each token. Data that
-    belongs together, such as the last token of an answer and the end of the answer, leaves as one
-    packet.
+    An iteration of the model brings a token for each of many clients in one pass. The system calls
+    for writing then follow each other at the end of the pass, instead of alternating with the work
+    for each token. A client process with many connections is woken once instead of for each token.
+    Data that belongs together, such as the last token of an answer and the end of the answer,
+    leaves as one packet.
 
-    A connection that resumes reading after a pause waits until `LoopShares.reads` allows it. So
-    connections whose clients send as fast as they can take only a limited part of each pass.
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows it.
+    Clients that send without a pause can therefore take only a limited part of each pass.
     """
 
     __slots__ = (
@@ -112,7 +113,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.abort()
 
     def detach(self) -> None:
-        """Deletes the reference to `on_close`, since the connection is lost."""
+        """Deletes the reference to `on_close`. Called when the connection is lost."""
         self._on_close = None
 
     def is_closing(self) -> bool:

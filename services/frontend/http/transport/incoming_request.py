@@ -14,8 +14,8 @@ from services.frontend.request.refusals import Refusal
 
 MAX_FRAMING_BYTES = 64 * 2**10
 """Limit on the framing of a body in bytes: chunk sizes, extensions and trailers. The framing may be
-at most this much larger than the body itself. Also, at most this many bytes of framing may come in
-a row without a byte of the body."""
+at most this many bytes larger than the body itself. Also, at most this many bytes of framing may
+come in a row without a byte of the body."""
 
 VERSIONS = frozenset({"1.0", "1.1"})
 

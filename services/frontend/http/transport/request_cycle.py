@@ -2,7 +2,7 @@
 
 uvicorn does not document `RequestResponseCycle` and `FlowControl`. Therefore
 `requirements/frontend.in` pins the exact version of uvicorn, and `test_uvicorn_parts.py` checks
-each part that is used. uvicorn's own server and protocol are not used, since they have no limits:
+each part that is used. uvicorn's own server and protocol are not used, because they have no limits:
 heads may have any size and any number of headers, and may arrive at any pace, and a client may send
 any number of requests ahead. Also, if a request asks for an upgrade to another protocol, uvicorn
 takes the request's body for data of that protocol.
@@ -92,8 +92,8 @@ def _date_header(at_s: int) -> list[tuple[bytes, bytes]]:
 
 
 def without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Wraps the app for a request in HTTP/1.0, where answers cannot be chunked. An answer without a
-    length ends by closing the connection."""
+    """Wraps the app for a request in HTTP/1.0, where answers cannot be chunked. If an answer has no
+    length, the connection is closed at the end of the answer."""
 
     async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:

@@ -9,7 +9,7 @@ _SCOPE_KEY = "orcinus.headers"
 
 def headers_of(request: Request) -> Mapping[str, str]:
     """Returns the headers of a request, keyed by name in lower case. If a name occurs several
-    times, the first value counts. The result is cached, since Starlette searches all headers at
+    times, the first value counts. The result is cached, because Starlette searches all headers at
     each lookup."""
     scope = request.scope
     headers: Mapping[str, str] | None = scope.get(_SCOPE_KEY)

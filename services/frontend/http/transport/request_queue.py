@@ -1,8 +1,8 @@
 """The requests of one connection, which are answered one after the other.
 
-A client may send requests before an earlier answer is complete (pipelining in HTTP). A request that
-arrives in one piece of data with an earlier request waits here until the earlier request is
-answered. Meanwhile the connection parses no more data.
+A client may send requests before an earlier answer is complete (pipelining in HTTP). If one piece
+of data brings several requests, the later ones wait here until the earlier ones are answered.
+Meanwhile the connection parses no more data.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ WITHOUT_BODY = frozenset({"GET", "HEAD"})
 
 
 class RequestQueue:
-    """The requests of one connection. The connection's parser calls `begin`, `add_body` and
-    `end`."""
+    """Keeps the requests of one connection, and answers one after the other. The connection's
+    parser calls `begin`, `add_body` and `end`."""
 
     def __init__(
         self,
@@ -103,8 +103,9 @@ class RequestQueue:
     # Answers
 
     def _answer(self, cycle: RequestResponseCycle) -> None:
-        """Schedules the app's answer to a request. The app begins when a share of the event loop
-        allows it: `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
+        """Schedules the answer of the app to a request. The app begins when a share of the event
+        loop allows it: `LoopShares.lookups` for requests without a body, else
+        `LoopShares.requests`."""
         app = self._server.app
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)

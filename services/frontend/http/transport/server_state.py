@@ -47,7 +47,7 @@ class ServerState:
         self._ended.set()
 
     def end_task(self, task: asyncio.Task[None]) -> None:
-        """Removes the task of a request that the app has ended."""
+        """Removes the task of a request. Called when the task has ended."""
         self.tasks.discard(task)
         self._ended.set()
 

@@ -30,8 +30,8 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
-    """Calls `bind`, which must bind a socket to the path. The file of the socket is removed when
-    the context ends.
+    """Binds a socket to the path by calling `bind`, for the time of the context. The file of the
+    socket is removed when the context ends.
 
     Raises:
         OSError: another process listens at the path, the path is a file that is not a socket, or

@@ -22,12 +22,12 @@ from typing import Protocol
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, from the first in the order on, whose adapters are considered for
+"""Only the adapters of this many waiting requests, the first in the order, are considered for
 loading. The limit keeps the search short in each iteration."""
 
 MAX_LOSSES = 2
-"""Number of epochs that are lost during a load that a client asked for, after which the load counts
-as failed: the adapter may be the cause."""
+"""A load that a client asked for counts as failed when this many epochs have been lost during it,
+because the adapter may be the cause."""
 
 LOADED, FAILED, UNFINISHED = "loaded", "failed", "lost"
 LOAD_ENDS = (LOADED, FAILED, UNFINISHED)
@@ -39,7 +39,7 @@ UNLOADED = "model: its adapter was unloaded"
 
 
 class Entry(Protocol):
-    """A known adapter."""
+    """An adapter that the leader knows by its digest."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,8 @@ class Entry(Protocol):
 
 
 class Sources(Protocol):
-    """The adapters that requests may use in addition to the workers' adapters from the start."""
+    """Finds the adapters that requests may use in addition to those that the workers have from the
+    start."""
 
     def source_of(self, digest: str) -> Entry | None:
         """Returns the known adapter with the digest `digest`, or None."""
@@ -74,28 +75,28 @@ class WantedLoad:
     name: str
     source: str
     on_end: Callable[[str, str], None]
-    """Called with the digest of the adapter and an empty text, or with an empty text and the reason
-    why the adapter was not loaded."""
+    """Called when the load has ended: with the digest of the adapter and an empty text, or with an
+    empty digest and the reason why the adapter was not loaded."""
     is_taken: bool = False
     """Whether a pipeline is loading the adapter."""
     arrival: int = 0
-    """Requests with a lower number in the order of arrival arrived before the client asked."""
+    """Requests with a smaller `Request.arrival` came before the client asked."""
     n_losses: int = 0
     """Number of epochs that were lost while their ranks loaded the adapter."""
 
 
 class SharedAdapters:
-    """The state that the gates of all pipelines share."""
+    """The state that the adapter gates of all pipelines share."""
 
     def __init__(self) -> None:
         self.sources: Sources = NoSources()
-        """The known adapters."""
+        """Finds known adapters by their digests."""
         self.waiting: Counter[str] = Counter()
-        """Number of the waiting requests of each adapter, by its digest."""
+        """Number of the waiting requests that use an adapter, by the digest of the adapter."""
         self.wanted: list[WantedLoad] = []
         """The adapters that clients ask to load, in the order in which clients asked."""
         self.n_arrived = 0
-        """1 plus the largest number that a request with an adapter has in the order of arrival."""
+        """1 plus the largest `Request.arrival` of the requests with an adapter that have come."""
 
     def want(self, wanted: WantedLoad) -> None:
         """Adds an adapter that a client asks to load."""
@@ -133,7 +134,8 @@ class _AnyDigest:
 
 
 class AdapterGate:
-    """The adapters that the ranks of a pipeline hold in this epoch."""
+    """Keeps a request waiting until the ranks of a pipeline hold its adapter, and decides which
+    adapters are loaded and dropped."""
 
     def __init__(self, shared: SharedAdapters) -> None:
         self._shared = shared
@@ -151,13 +153,13 @@ class AdapterGate:
         self._doomed: list[int] = []  # loads whose adapters must be dropped
 
     def begin(self, fixed: Iterable[str], max_loaded: int) -> None:
-        """Begins an epoch, whose ranks hold the adapters with the digests `fixed` and may load
-        `max_loaded` others at a time."""
+        """Begins an epoch. Its ranks hold the adapters with the digests `fixed`, and may hold up to
+        `max_loaded` loaded adapters in addition."""
         self._fixed, self._max_loaded = frozenset(fixed), max_loaded
 
     @property
     def is_needed(self) -> bool:
-        """Whether there may be something to load or to drop, or a request that waits for an
+        """Whether there may be an adapter to load or to drop, or a request that waits for an
         adapter."""
         if self._doomed or (self._max_loaded and self._next_wanted() is not None):
             return True
@@ -170,12 +172,12 @@ class AdapterGate:
         return digest in self._fixed or (digest in self._loaded and digest != self._closed)
 
     def is_loading(self, digest: str) -> bool:
-        """Returns whether the ranks load an adapter for waiting requests."""
+        """Returns whether the ranks are loading, for waiting requests, the adapter with this
+        digest."""
         return self._load is not None and self._load.digest == digest
 
     def passes(self, request: Request) -> bool:
-        """Returns whether the adapter of a request, if it has one, permits that the request is
-        admitted."""
+        """Returns whether a request uses no adapter, or one that the ranks hold."""
         return not request.adapter or self.holds(request.adapter)
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -253,8 +255,8 @@ class AdapterGate:
             wanted.on_end(digest, "")
 
     def note_failed(self, load_id: int, failure: str) -> str:
-        """Notes that a load has failed on a rank. Returns the digest of the adapter for which
-        requests wait; empty if the load was for no request."""
+        """Notes that a load has failed on a rank. If it was a load for waiting requests, returns
+        the digest of their adapter; otherwise returns an empty text."""
         self.on_load_end(FAILED)
         load, wanted = self._load, self._end_load()
         self._doomed.append(load_id)  # some ranks may have it
@@ -352,8 +354,8 @@ class AdapterGate:
         return self._last_id
 
     def _end_load(self) -> WantedLoad | None:
-        """Notes that the load has ended. Returns the client's demand for the load, if there was
-        one."""
+        """Notes that the load in progress has ended. If a client asked for it and still waits,
+        removes the client's `WantedLoad` and returns it. Otherwise returns None."""
         wanted, self._load, self._wanted = self._wanted, None, None
         if wanted is not None and wanted in self._shared.wanted:
             self._shared.wanted.remove(wanted)

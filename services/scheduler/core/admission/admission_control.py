@@ -13,7 +13,7 @@ than forecast plus allowance. It moves a little with each first token, and is ne
 of the goal, so that the allowance alone cannot make all requests late. A tenth of the goal is left
 for the network and the frontend, whose delays are not known here: under overload an accepted
 request waits nearly as long as the goal allows, and these delays would make it late. This reserve
-costs no throughput, since requests are refused only while others wait.
+costs no throughput, because requests are refused only while others wait.
 
 Points in time are given by the caller, in seconds.
 """
@@ -33,7 +33,8 @@ ON_TIME = 0.99
 """Fraction of first tokens that should come no later than forecast plus allowance."""
 
 STEP = 1 / 32
-"""Largest change of the allowance after one first token, as a fraction of the goal."""
+"""Largest change of the allowance after the first token of one request, as a fraction of the
+goal."""
 
 TELLING = 0.5
 """The allowance learns only from forecasts of at least this fraction of the longest forecast with
@@ -44,10 +45,11 @@ STEADINESS = 1 / 8
 the pool that have a forecast and no first token yet."""
 
 FIRST_ALLOWANCE = 1 / 8
-"""The allowance at first, as a fraction of the goal."""
+"""The allowance before anything is learned, as a fraction of the goal."""
 
 MAX_ALLOWANCE = 0.5
-"""Largest absolute value of the allowance, which may be negative, as a fraction of the goal."""
+"""Largest absolute value of the allowance, as a fraction of the goal. The allowance may be
+negative."""
 
 WAYS = 0.1
 """Fraction of the goal that is left for the frontend and the network, in both directions."""
@@ -75,7 +77,8 @@ class TooLate(PoolFull):
 
 
 class AdmissionControl:
-    """Decides whether a request that arrives now may wait."""
+    """Decides whether a request that arrives may wait, or is refused because its first token would
+    come too late."""
 
     def __init__(
         self,
@@ -104,12 +107,12 @@ class AdmissionControl:
 
     def open(self, machine: Machine) -> Forecast:
         """Adds a pipeline whose speed is not known yet, and returns the pipeline's forecast. Drops
-        the forecasts of all requests, since they were made without this pipeline."""
+        the forecasts of all requests, because they were made without this pipeline."""
         self._foretold.clear()
         return self.forecasts.open(machine)
 
     def close(self, forecast: Forecast) -> None:
-        """Removes a pipeline. Drops the forecasts of all requests, since they were made with this
+        """Removes a pipeline. Drops the forecasts of all requests, because they were made with this
         pipeline."""
         self._foretold.clear()
         self.forecasts.close(forecast)
@@ -186,9 +189,9 @@ class AdmissionControl:
         self._foretold.pop(request, None)
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns the waiting requests that can no longer begin before their deadlines. No waiting
-        request has a deadline before `earliest_deadline`. Returns an empty list if the last check
-        was less than `LOOK_S` ago, or if there is no forecast."""
+        """Returns the waiting requests that can no longer begin before their deadlines.
+        `earliest_deadline` is the earliest deadline that any of them may have. Returns an empty
+        list if the last check was less than `LOOK_S` ago, or if there is no forecast."""
         if now < self._look_at or not self.forecasts.is_known:
             return []
         self._look_at = now + LOOK_S

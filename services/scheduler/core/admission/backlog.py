@@ -49,8 +49,8 @@ NOTHING = WaitingWork()
 
 
 class Backlog:
-    """The waiting work of a pool: by kind of request (for tokens or for vectors), by priority and
-    by client."""
+    """Counts the waiting work of a pool by kind of request (for tokens or for vectors), by priority
+    and by client."""
 
     def __init__(
         self, expected: ExpectedOutput, *, is_fair: bool, vectors_yield: bool = False
@@ -78,7 +78,7 @@ class Backlog:
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
         """Adds a waiting request. `has_begun` says that the request has run before. It then comes
-        before all others of its kind."""
+        before all requests of its kind (for tokens or for vectors) that have not run."""
         rank = self._rank_of(request)
         if has_begun:
             rank = _Rank(rank.yields, FIRST_OF_ALL)
@@ -120,7 +120,7 @@ class Backlog:
 
         The fraction covers the waiting work of the request's client, and the work that other
         clients receive meanwhile. Half of the work of the request itself is counted too, because
-        requests of other clients with a similar turn may receive that much before it.
+        other clients whose turn is at about the same time may receive that much before it.
         """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
@@ -158,7 +158,7 @@ class _Line:
 
 
 class _Class:
-    """The waiting work of one rank."""
+    """The waiting work of one rank: of one kind of requests and one priority."""
 
     def __init__(self) -> None:
         self.work = NOTHING

@@ -9,14 +9,14 @@ much, the number of tokens that a request has generated says nothing about how m
 from services.scheduler.core.request import Request
 
 WEIGHT = 1 / 64
-"""Weight of the last request in an average."""
+"""Weight of the last ended request in an average."""
 
 N_NEEDED = 8
 """Number of requests that must have ended before the average of their lengths is used."""
 
 
 class ExpectedOutput:
-    """The fractions of `max_tokens` that recent requests have used."""
+    """Learns which fraction of `max_tokens` requests use, and predicts the lengths of outputs."""
 
     def __init__(self) -> None:
         self._shares: dict[int, _Average] = {}  # by the bit length of `max_tokens`

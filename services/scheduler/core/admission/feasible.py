@@ -1,4 +1,5 @@
-"""Refuses on arrival a request that could never run: it would block all requests behind it."""
+"""Refuses a request on arrival if it could never run, because it would block all requests behind
+it."""
 
 from typing import Protocol
 

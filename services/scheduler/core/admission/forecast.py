@@ -26,7 +26,7 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
-"""Seconds for which a forecast of when running requests end is reused."""
+"""The forecast of the times at which running requests end is reused for this many seconds."""
 
 WEIGHT = 1 / 64
 """Weight of the last iteration, and of the last admission, in averages."""
@@ -41,7 +41,7 @@ class Pool(Protocol):
 
     @property
     def running(self) -> Collection[Request]:
-        """Requests that have run or are running, and have not ended."""
+        """Requests that the pipeline has admitted and that have not ended."""
         ...
 
 
@@ -54,7 +54,7 @@ class Machine:
     max_running: int
     """Largest number of requests that may run at the same time."""
     prompt_groups: PromptGroups | NoPromptGroups
-    """The groups in which prompts begin."""
+    """Knows how many prompts begin together in a batch."""
 
 
 class Forecast:
@@ -100,7 +100,8 @@ class Forecast:
         return max(self.n_running / n_most, kv_manager.n_reserved_slots / kv_manager.n_slots)
 
     def open(self, machine: Machine) -> None:
-        """Replaces the pipeline, and drops the measured speed of the last pipeline."""
+        """Begins to forecast for the pipeline `machine`. Drops the measured speed of the pipeline
+        before."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
@@ -126,8 +127,8 @@ class Forecast:
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
         """Returns the seconds from now until a request has its first token. The request needs the
-        work `own`, and the work `before` is done first. Returns 0 as long as too little is
-        known."""
+        work `own`, and the work `before` is done first. Returns 0 until enough iterations have been
+        measured."""
         machine = self._machine
         if machine is None or not self.is_known:
             return 0.0
@@ -143,8 +144,8 @@ class Forecast:
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
-        """Returns the number of iterations until one more request can run. All waiting requests
-        before this one must have begun to run by then."""
+        """Returns the number of iterations until a place is free for a new request, after all
+        waiting requests before it have begun to run."""
         if not self._places:
             return 0.0
         n_begun = self._n_admitted - self._n_admitted_then

@@ -18,7 +18,7 @@ LEAST_S = 1e-6
 
 
 class Forecasts:
-    """A forecast for each pipeline that serves."""
+    """Combines the forecasts of all pipelines that serve."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         self._expected = expected
@@ -44,13 +44,14 @@ class Forecasts:
 
     @property
     def used(self) -> float:
-        """Used part of the capacity of all pipelines: the sum of a number between 0 and 1 for each
-        pipeline."""
+        """Sum of the used parts of all pipelines, each between 0 and 1: 1.5 means that one and a
+        half pipelines are full."""
         return sum([forecast.used for forecast in self._open])
 
     def open(self, machine: Machine) -> Forecast:
-        """Adds a pipeline whose speed is not known yet, and returns its forecast. The forecast of a
-        closed pipeline may be used again, with its averages over requests."""
+        """Adds a pipeline whose speed is not known yet, and returns its forecast. Reuses the
+        `Forecast` of a closed pipeline, if there is one, with the averages that it has learned from
+        requests."""
         forecast = self._closed.pop() if self._closed else Forecast(self._expected)
         forecast.open(machine)
         self._open.append(forecast)
@@ -75,8 +76,8 @@ class Forecasts:
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
         """Returns the seconds from now until a request has its first token. The request needs the
-        work `own`, and the work `before` is done first. Returns 0 as long as too little is
-        known."""
+        work `own`, and the work `before` is done first. Returns 0 until enough iterations have been
+        measured."""
         if len(self._open) == 1:
             return self._open[0].first_token_s(before, own, now)
         if now - self._shared_at >= FRESH_S:
@@ -91,7 +92,8 @@ class Forecasts:
 
     def begin_all_s(self, work: WaitingWork, now: float) -> float:
         """Returns the seconds from now until the last request of the waiting work `work` has its
-        first token, if all pipelines share the work. Returns 0 as long as too little is known."""
+        first token, if all pipelines share the work. Returns 0 until enough iterations have been
+        measured."""
         speeds = self._speeds(work, now)
         return 1 / (sum(speeds) * len(self._open) / len(speeds)) if speeds else 0.0
 
@@ -102,8 +104,8 @@ class Forecasts:
         return [1 / max(LEAST_S, one.first_token_s(work, NOTHING, now)) for one in known]
 
     def _share(self, before: WaitingWork, now: float) -> None:
-        """Computes the share of each pipeline whose speed is known in the waiting work. A pipeline
-        whose speed is not known yet is assumed to be as fast as the others on average."""
+        """Computes which share of the waiting work each pipeline of known speed takes. A pipeline
+        of unknown speed is assumed to be as fast as the others on average."""
         self._shared_at = now
         known = [forecast for forecast in self._open if forecast.is_known]
         speeds = self._speeds(before, now)

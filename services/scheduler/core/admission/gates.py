@@ -1,4 +1,5 @@
-"""The gates of a pipeline: what its ranks must have before a waiting request is admitted."""
+"""The gates of a pipeline: they keep a request waiting until the ranks have its grammar and its
+adapter."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,14 +9,15 @@ from services.scheduler.core.request import Request
 
 
 class Gates:
-    """The gate of grammars and the gate of adapters. Each call is passed on to both gates."""
+    """Combines the grammar gate and the adapter gate of a pipeline. A request is admitted only if
+    both gates let it pass."""
 
     def __init__(self, grammars: GrammarGate, adapters: AdapterGate) -> None:
         self._gates = (grammars, adapters)
 
     @property
     def is_needed(self) -> bool:
-        """Whether the ranks may have something to prepare."""
+        """Whether the ranks may have a grammar to compile, or an adapter to load or to drop."""
         grammars, adapters = self._gates
         return grammars.is_needed or adapters.is_needed
 

@@ -23,7 +23,7 @@ from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, from the first in the order on, whose grammars are considered for
+"""Only the grammars of this many waiting requests, the first in the order, are considered for
 compilation. The limit keeps the search short in each iteration."""
 
 
@@ -39,8 +39,8 @@ class DueGrammar:
 
 
 class GrammarGate:
-    """The grammars that the sampling ranks of a pipeline have compiled in this epoch, and the
-    number of waiting requests of each grammar."""
+    """Keeps a request waiting until the sampling ranks of a pipeline have compiled its grammar, and
+    chooses the grammar to compile next."""
 
     def __init__(self, waiting: Counter[bytes] | None = None) -> None:
         """`waiting`, if given, counts the waiting requests of each grammar, for all pipelines."""
@@ -85,12 +85,11 @@ class GrammarGate:
             self._compiled[digest] -= 1
 
     def has_compiled(self, digest: bytes) -> bool:
-        """Returns whether the ranks have compiled a grammar."""
+        """Returns whether the ranks have compiled the grammar with this digest."""
         return digest in self._compiled
 
     def passes(self, request: Request) -> bool:
-        """Returns whether the grammar of a request, if it has one, permits that the request is
-        admitted."""
+        """Returns whether a request has no grammar, or one that the ranks have compiled."""
         return request.grammar_digest is None or request.grammar_digest in self._compiled
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -126,8 +125,8 @@ class GrammarGate:
         self._due = None
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets the grammars of an epoch that is over, since the next epoch may have other ranks.
-        `waiting` are all waiting requests."""
+        """Forgets the grammars of an epoch that is over, because the next epoch may have other
+        ranks. `waiting` are all waiting requests."""
         self._due = None
         self._compiled.clear()
         self._waiting.clear()
@@ -135,8 +134,8 @@ class GrammarGate:
             self.add(request)
 
     def _make_room(self, wanted: Iterable[bytes]) -> None:
-        """Drops the least recently used grammars if ranks would have to keep too many. Keeps the
-        grammars of running requests and those in `wanted`."""
+        """Drops the least recently used grammars if ranks would have to keep too many. Never drops
+        a grammar of a running request or in `wanted`."""
         unused = [digest for digest, n_running in self._compiled.items() if not n_running]
         n_over = len(unused) + 1 - MAX_COMPILED_GRAMMARS
         dropped = [digest for digest in unused if digest not in set(wanted)]

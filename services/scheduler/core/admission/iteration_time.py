@@ -20,15 +20,15 @@ exactly this multiple. A single long time may have another cause on the machine.
 really become slow, the next iterations show it."""
 
 DOUBT = 16.0**2
-"""Number that is added to the variance of the number of prompt tokens. Where that variance is
-small, differences in time have other causes."""
+"""Number that is added to the variance of the number of prompt tokens, so that the learned time of
+a token is small where that variance is small: differences in time then have other causes."""
 
 N_ERRORS = 2.0
 """Half width of the confidence interval for the time of a token, in standard errors."""
 
 
 class IterationTime:
-    """The seconds of an iteration, and the seconds that each prompt token adds."""
+    """Learns the seconds that an iteration takes, and the seconds that each prompt token adds."""
 
     def __init__(self) -> None:
         self.base_s = 0.0

@@ -21,7 +21,7 @@ class NoControl:
         """Does nothing: waiting work is not counted."""
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns an empty list, since each request may wait until its deadline."""
+        """Returns an empty list: each request may wait until its deadline."""
         return []
 
 

@@ -14,7 +14,7 @@ from services.scheduler.core.admission.prompt_groups import FIRST_OVERHEAD_TOKEN
 MIN_OVERHEAD_TOKENS, MAX_OVERHEAD_TOKENS = 8, 512
 
 MARGIN = 2.0**0.75
-"""The used overhead is replaced if the measured overhead is certainly larger, or smaller, by this
+"""The overhead is replaced if the measured overhead is certainly larger, or smaller, by this
 factor. The factor is larger than the distance to the nearest power of two, so that the overhead
 does not alternate between two powers."""
 
@@ -23,7 +23,7 @@ LOOK_N = 32
 
 
 class Overhead:
-    """The overhead of the iterations of one pipeline."""
+    """Learns the overhead of the iterations of one pipeline."""
 
     def __init__(self, time: IterationTime) -> None:
         self.n_tokens = FIRST_OVERHEAD_TOKENS

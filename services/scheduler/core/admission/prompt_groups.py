@@ -22,8 +22,8 @@ GPU."""
 
 
 class PromptGroups:
-    """Decides how many prompts begin in a batch, and forecasts how many batches waiting prompts
-    need."""
+    """Decides when a batch has begun enough prompts, and forecasts the number of iterations until
+    all waiting prompts have begun."""
 
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
         """Batches have at most `max_batch_size` requests and `max_batch_tokens` tokens. The
@@ -33,7 +33,7 @@ class PromptGroups:
         self.n_shares = n_shares
         self.overhead_tokens = FIRST_OVERHEAD_TOKENS
         """The constant c of this module's description: the number of prompt tokens that take as
-        long as the rest of an iteration, which is mostly the reading of weights."""
+        long as the rest of an iteration. The rest is mostly the reading of weights."""
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Sets the overhead of an iteration to `n_tokens` prompt tokens. Returns whether the value
@@ -43,14 +43,16 @@ class PromptGroups:
         return is_news
 
     def is_whole(self, n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
-        """Returns whether `n_prompts` prompts, which have `n_tokens` tokens together, are a whole
-        group. `n_waiting` more prompts wait, and are assumed to be equally long on average."""
+        """Returns whether `n_prompts` prompts with `n_tokens` tokens together are a whole group, so
+        that no further prompt begins in their batch. `n_waiting` more prompts wait, and are assumed
+        to be equally long on average."""
         return n_tokens * n_prompts >= self.overhead_tokens * (n_prompts + n_waiting) > 0
 
     def n_iterations(self, n_prompts: float, n_tokens: float, *, n_running: int) -> float:
         """Returns the number of iterations until `n_prompts` waiting prompts have begun. The
         prompts have `n_tokens` tokens together, and `n_running` requests are decoding beside them.
-        The number of waiting prompts is assumed to stay constant, since others arrive meanwhile."""
+        The number of waiting prompts is assumed to stay constant, because others arrive
+        meanwhile."""
         n_prompts = max(1.0, n_prompts)
         n_decodes = min(-(-n_running // self.n_shares), self.max_batch_tokens - 1)
         n_seen = min(n_prompts, max(1, self.max_batch_size - n_decodes))

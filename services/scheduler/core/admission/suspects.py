@@ -25,8 +25,8 @@ finite."""
 
 
 class Suspects:
-    """The waiting suspects that need a trial (all pipelines share them), and the suspect on trial
-    in one pipeline: the suspect that this pipeline admitted last."""
+    """Lets a pipeline admit suspects that need a trial only one at a time. All pipelines share the
+    waiting suspects. The suspect on trial is the one that the pipeline admitted last."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ def _suspicion(request: Request) -> tuple[int, int]:
 def suspect(held: Sequence[Request], *, is_by_itself: bool) -> None:
     """Makes suspects of the requests that were in flight at a loss. If some of these requests were
     suspects before, only these become more suspicious. `is_by_itself` says that a rank failed by
-    itself."""
+    itself, by an error or a signal."""
     for request in [one for one in held if one.is_suspect] or held:
         request.n_losses += 1
         request.n_deaths += is_by_itself

@@ -21,8 +21,9 @@ from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
 
 MAX_SHARE = 1000.0
-"""Largest fraction of an iteration's time that prompts of requests for vectors may add to it.
-Budgets of tokens are smaller, so with this share these requests are not limited."""
+"""Largest share: the time that prompts of requests for vectors may add to an iteration, divided by
+its time without prompts. Usual batches have room for fewer tokens, so with this share these
+requests are hardly limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:
@@ -33,7 +34,8 @@ def share_tokens(overhead_tokens: int, share: float) -> int:
 
 
 class VectorGate:
-    """The gate of one pipeline, and the limits of the batch for which it has been set."""
+    """Limits the tokens that requests for vectors take in the batches of one pipeline. `limits`
+    sets the gate for the next batch."""
 
     def __init__(self) -> None:
         self._n_free: int | None = None
@@ -68,8 +70,8 @@ class VectorGate:
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes at most `n_tokens` tokens for a request, and returns the number taken. A request
-        whose prompt must run in one iteration is never limited, since no pipeline has such requests
-        beside requests that generate tokens."""
+        whose prompt must run in one iteration is never limited, because no pipeline has such
+        requests beside requests that generate tokens."""
         if request.wants_vector and self._n_free is not None:
             n_tokens = min(n_tokens, self._n_free)
         if self._of_order is not None:

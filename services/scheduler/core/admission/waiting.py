@@ -15,14 +15,15 @@ class Waiting:
     """Counts the waiting requests of an order, and finds the requests that have waited too long."""
 
     def __init__(self, order: Order, control: AdmissionControl | NoControl) -> None:
-        """`control` is notified of each request that starts or stops waiting."""
+        """`order` holds the waiting requests. `control` is notified of each request that starts or
+        stops waiting."""
         self._order = order
         self._control = control
         self._n_of_kind = [0] * len(PRIORITY_KINDS)
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; some may have ended
 
     def n_of(self, kind: str) -> int:
-        """Returns the number of waiting requests with a priority of the kind `kind`, one of
+        """Returns the number of waiting requests whose priority is of the kind `kind`, one of
         `PRIORITY_KINDS`."""
         return self._n_of_kind[PRIORITY_KINDS.index(kind)]
 

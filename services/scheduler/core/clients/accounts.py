@@ -33,7 +33,7 @@ N_KEPT = 1024
 
 
 class KeyRate(PoolFull):
-    """Error: the account has used up its tokens of the minute."""
+    """Error: the account has used up its tokens per minute."""
 
 
 class KeyInFlight(PoolFull):
@@ -110,7 +110,7 @@ class AccountUse:
 
 
 class Accounts:
-    """All accounts in use, by name; idle accounts are forgotten."""
+    """Keeps all accounts in use, by name. Forgets idle accounts."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, AccountUse] = {}

@@ -5,7 +5,7 @@ code. So the last tokens of a sequence are searched for earlier in the sequence,
 followed there are the draft (Saxena, "Prompt lookup decoding", 2023). No second model is needed.
 The draft is appended to the request's span, and the rank samples a token after each token of the
 span. The scheduler accepts the sampled tokens as long as the draft was right, and one token more.
-The accepted tokens are, to the bit, the tokens that decoding one by one would give, since each
+The accepted tokens are, to the bit, the tokens that decoding one by one would give, because each
 token depends only on the tokens before it.
 
 A batch with few tokens reads all weights anyway, so drafts add little cost; in a full batch a draft
@@ -100,7 +100,7 @@ class Drafter:
     propose: Propose = look_up
     """Function that finds the draft of a sequence."""
     n_drafted: int = 0
-    """Number of drafted tokens that were verified."""
+    """Number of drafted tokens that the model has verified."""
     n_accepted: int = 0
     """Number of drafted tokens that were right."""
 

@@ -11,8 +11,8 @@ Cache = PrefixCache | NoPrefixCache
 
 
 class Blocks:
-    """All blocks of a memory. Each block is free, in use by requests (its users), or kept by the
-    prefix cache without a user."""
+    """Assigns the blocks of one K/V memory to requests. Each block is free, in use by requests (its
+    users), or kept by the prefix cache without a user."""
 
     def __init__(self, n_blocks: int, cache: Cache = NO_PREFIX_CACHE) -> None:
         self.n_blocks = n_blocks
@@ -27,8 +27,8 @@ class Blocks:
         return self.n_blocks - len(self._free) - self.cache.n_unused
 
     def cache_for(self, request: Holder) -> Cache:
-        """Returns the prefix cache that a request may use. Requests that may not share blocks get a
-        cache that is always empty."""
+        """Returns the prefix cache that a request may use: a cache that is always empty if the
+        request may not share blocks."""
         if request.cache_scope is None or request.wants_prompt_logprobs:
             return NO_PREFIX_CACHE
         return self.cache

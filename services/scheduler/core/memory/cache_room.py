@@ -1,4 +1,4 @@
-"""The limit on the entries of all prefix caches in this process, and its division among pipelines.
+"""Limits the entries of all prefix caches in this process, and divides the limit among pipelines.
 
 Each pipeline has a prefix cache of its own. The entries take memory of the scheduler's process,
 however many pipelines there are, so all caches together have at most `MAX_BLOCKS` entries. Each

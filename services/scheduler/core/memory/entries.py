@@ -1,8 +1,8 @@
 """Entries: decides which blocks of a request are entered into the prefix cache, and when.
 
-A batch that writes a block is always selected before any batch that reads the block from the cache,
-since blocks are entered when their batch has been selected. Every stage runs batches in the order
-of selection, however many are in flight, so the content of a block is written before the block is
+A block is entered when the batch that writes it has been selected. So this batch is always selected
+before any batch that reads the block from the cache. Every stage runs batches in the order of
+selection, however many are in flight, so the content of a block is written before the block is
 read.
 """
 
@@ -47,8 +47,8 @@ class Entries:
     def enter_rest(self, request: Holder, reservation: Reservation) -> None:
         """Enters the last, partly filled block of a request into the prefix cache. The request must
         be in no batch and about to be released. The entry covers the tokens of the block that are
-        stored and known. The block is not entered if the cache already has it as a full block,
-        because a batch that was lost would have filled it."""
+        stored and known. The block is not entered if it is in the cache already: it was entered as
+        full for a batch that was then lost."""
         cache = self._blocks.cache_for(request)
         if not (self._has_rests and isinstance(cache, PrefixCache)):
             return

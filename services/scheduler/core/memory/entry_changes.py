@@ -1,4 +1,4 @@
-"""The changes of a prefix cache since they were last taken.
+"""The changes of a prefix cache between two plans.
 
 Plans carry these changes to the ranks. A later leader that knows nothing of this one learns from
 the ranks which blocks hold which tokens (`services/scheduler/inherited_kv.py`).
@@ -26,8 +26,8 @@ class EntryChanges:
     """Records the changes of a prefix cache."""
 
     def __init__(self, secret: bytes, entries: Mapping[int, bytes]) -> None:
-        """`entries` are the keys of the blocks that are in the cache already, by block id. They
-        count as entered."""
+        """`entries` are the keys of the blocks that are in the cache already, by block id. The
+        first `take` returns them as entered."""
         self._secret = secret
         self._entered = dict(entries)
         self._left: set[int] = set()

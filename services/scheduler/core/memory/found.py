@@ -19,9 +19,8 @@ class Found(NamedTuple):
     block_ids: list[int]
     """Blocks of the K/V groups that see all tokens, column by column."""
     window_block_ids: Sequence[Sequence[int]] = ()
-    """For each K/V group with a window, the blocks of its last columns; empty where nothing is
-    found."""
+    """For each K/V group with a window, the blocks of the last columns that the next token sees.
+    Empty if no block is found."""
     rest: Rest | None = None
-    """The partly filled block after the found columns, which the request may continue to fill. None
-    if no such block was found. It is found only if the model has a single K/V group, which sees all
-    tokens."""
+    """The partly filled block after the found columns. The request may continue to fill it. None if
+    no such block was found, or if the model has several K/V groups or a window."""

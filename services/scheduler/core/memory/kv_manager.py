@@ -47,8 +47,8 @@ MAX_SEQUENCE_LEN = 2**31 - 1
 
 
 class KVManager:
-    """The accounts of all K/V memory. Never more than `n_blocks` blocks are reserved, and every
-    block is free, in use, or kept by the prefix cache."""
+    """Keeps account of the K/V memory of a pipeline. Never more than `n_blocks` blocks are
+    reserved, and every block is free, in use, or kept by the prefix cache."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class KVManager:
         return fits
 
     def reserve(self, request: Holder) -> Reservation | None:
-        """Reserves slots for a request (Algorithm 1, lines 24 to 26), and returns the reservation.
-        Returns None if there are not enough slots or no row is free.
+        """Reserves memory for a request (Algorithm 1, lines 24 to 26), and returns the reservation.
+        Returns None if too few blocks or no row is free, or while `is_owing` is true.
 
-        The tokens of the request that the prefix cache has count as scheduled from then on.
+        Also counts the tokens that were found in the prefix cache as scheduled.
         """
         if self.is_owing or not self.rows.has_free:
             return None
@@ -127,8 +127,8 @@ class KVManager:
     def allocate(
         self, reservation: Reservation, n_tokens: int, *, start: int = 0, n_unscheduled: int = 0
     ) -> list[int]:
-        """Allocates the columns that a reservation lacks for storing `n_tokens` tokens. Returns the
-        ids of the new blocks: the blocks of the first group, then of the second, and so on.
+        """Allocates the columns of blocks that a reservation lacks for storing `n_tokens` tokens.
+        Returns the ids of the new blocks, one K/V group after the other.
 
         The queries of the next span begin at position `start`. `n_unscheduled` tokens of the
         prefill, from this position on, are not scheduled yet. Blocks that no query at `start` or
@@ -171,20 +171,20 @@ class KVManager:
 
     def retire(self, request: Holder, reservation: Reservation) -> None:
         """Releases the reservation of a request that is in no batch. The prefix cache keeps the
-        stored tokens."""
+        keys and values of its stored tokens."""
         self.enter(request, reservation)
         self.enter_rest(request, reservation)
         self.release(reservation)
 
     def discard(self, request: Holder, reservation: Reservation) -> None:
         """Releases the reservation of a broken request that is in no batch. The prefix cache
-        forgets all blocks of the request's sequence, since they may not hold finite numbers."""
+        forgets all blocks of the request's sequence, because they may not hold finite numbers."""
         self.blocks.forget(request)
         self.release(reservation)
 
     def forget_from(self, request: Holder, position: int) -> None:
         """Makes the prefix cache forget the blocks of a request's sequence that have slots from
-        `position` on, since these slots may not have been written."""
+        `position` on, because these slots may not have been written."""
         self.blocks.forget(request, first=position // self.block_size)
 
     def can_take_over(self, earlier: "KVManager") -> bool:
@@ -198,8 +198,8 @@ class KVManager:
         ) == (True, self.n_blocks, self.block_size, self.groups)
 
     def take_over(self, earlier: "KVManager") -> None:
-        """Takes over the prefix cache of an earlier epoch, whose keys and values the ranks still
-        have. No request may have a reservation in either epoch. `earlier` must not be used any
+        """Takes over the prefix cache of an earlier epoch. The ranks must still have its keys and
+        values. No request may have a reservation in either epoch. `earlier` must not be used any
         more.
 
         Raises:
@@ -251,7 +251,7 @@ class KVManager:
 
     @property
     def n_slots(self) -> int:
-        """Number of tokens that fit into the memory if every group stores all of them. Longer
+        """Number of tokens that fit into the memory if every K/V group stores all of them. Longer
         sequences fit if some groups have windows."""
         return self._slots_of(self.n_blocks)
 
@@ -318,6 +318,6 @@ class KVManager:
         reservation.n_reserved_blocks = n_blocks
 
     def _slots_of(self, n_blocks: int) -> int:
-        """Returns the number of tokens that `n_blocks` blocks have room for, if each group gets an
-        equal part of the blocks."""
+        """Returns the number of tokens that `n_blocks` blocks can hold, if the blocks are divided
+        equally among the K/V groups."""
         return n_blocks * self.block_size // len(self.groups.windows)

@@ -41,10 +41,10 @@ class NoPrefixCache:
         return 0
 
     def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
-        """Does nothing, since no blocks were found."""
+        """Does nothing, because no blocks were found."""
 
     def leave(self, block_id: int) -> bool:
-        """Raises KeyError, since no block is in the cache."""
+        """Raises KeyError, because no block is in the cache."""
         raise KeyError(block_id)
 
     def forget(self, request: Holder, *, first: int = 0) -> list[int]:
@@ -66,7 +66,7 @@ class NoPrefixCache:
         return []
 
     def evict(self) -> int:
-        """Raises RuntimeError, since an empty cache has no block to evict. This happens only if
+        """Raises RuntimeError, because an empty cache has no block to evict. This happens only if
         requests have reserved more blocks than there are."""
         raise RuntimeError("no K/V block is free")
 

@@ -16,7 +16,7 @@ to an earlier leader whose entries are restored.
 
 A block in the cache may be used by requests or not. An unused block keeps its content until its
 memory is needed. Then the block whose last user left longest ago is evicted first. Among the blocks
-of one request the last ones are evicted first, since a block is useful only together with all
+of one request the last ones are evicted first, because a block is useful only together with all
 blocks before it.
 
 A model may keep blocks in several groups (`kv_groups.py`), and a key includes a mark of its group.
@@ -54,8 +54,8 @@ MB of this process's memory."""
 
 
 class PrefixCache:
-    """The cached blocks: blocks that requests share or may share, and blocks that no request uses
-    any more."""
+    """Records the cached blocks: blocks that running requests use and may share, and blocks that no
+    request uses any more."""
 
     def __init__(
         self, *, block_size: int, groups: BlockGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
@@ -78,7 +78,7 @@ class PrefixCache:
         self.n_shared_blocks = 0
         """Number of blocks with several users."""
         self.n_queried_tokens = 0
-        """Number of tokens of admitted requests for which the cache was searched."""
+        """Number of tokens of the admitted requests for which the cache was searched."""
         self.n_cached_tokens = 0
         """Number of tokens of admitted requests that were found in the cache and so are not
         computed."""
@@ -90,24 +90,24 @@ class PrefixCache:
         return block_id in self._key_of
 
     def use_secret(self, secret: bytes) -> None:
-        """Makes the keys of blocks with `secret`, which has `SECRET_BYTES` bytes, from now on. The
-        cache must be empty."""
+        """Sets the secret with which the keys of blocks are made. It must have `SECRET_BYTES`
+        bytes, and the cache must be empty."""
         self._secret = secret
         self._of_first_block = blake2b(digest_size=16, key=secret, person=b"first")
         self._of_others = blake2b(digest_size=16, key=secret)
 
     def restore(self, entries: Iterable[tuple[int, bytes]]) -> None:
-        """Enters the blocks of an earlier leader's cache. They have no users. `entries` are their
-        ids and keys, and each block comes after the blocks before it in its sequence. The cache
-        must be empty and have the secret of that leader."""
+        """Enters the blocks of an earlier leader's cache. They have no users. `entries` are the ids
+        and keys of the blocks, in an order in which each block comes after the earlier blocks of
+        its sequence. The cache must be empty and have the secret of that leader."""
         block_of = {key: block_id for block_id, key in list(entries)[: self._max_blocks]}
         self._block_of = block_of
         self._key_of = {block_id: key for key, block_id in block_of.items()}
         self._unused = dict.fromkeys(reversed(block_of.values()))
 
     def record_changes(self) -> None:
-        """From now on, `take_changes` returns the changes of the entries. Entries that exist
-        already count as entered, except rests."""
+        """From now on, `take_changes` returns the changes of the entries. The first call also
+        returns the entries that exist already, except rests."""
         entries = {it: key for it, key in self._key_of.items() if it not in self._rests}
         for block_id in self._forgotten:
             entries.pop(block_id, None)
@@ -125,7 +125,7 @@ class PrefixCache:
 
     def find(self, request: Holder) -> Found:
         """Returns the blocks of the longest beginning of the request's sequence that is in the
-        cache. The last token of the request is never included, since that token must always be
+        cache. The last token of the request is never included, because that token must always be
         computed."""
         n_columns = self._n_whole_columns(request)
         keys = self._keys(request, n_columns)
@@ -145,14 +145,15 @@ class PrefixCache:
         )
 
     def n_columns(self, request: Holder) -> int:
-        """Returns how many columns of blocks `find` returns, without a list of the blocks."""
+        """Returns only the number of columns of blocks that `find` would find for a request."""
         n_columns = self._n_whole_columns(request)
         if not self._window_marks:
             return n_columns
         return self._n_seen(self._keys(request, n_columns), n_columns)
 
     def max_found_blocks(self, request: Holder) -> int:
-        """Returns an upper limit for the number of blocks that `find` returns, without a search."""
+        """Returns an upper limit for the number of blocks that `find` finds in the groups that see
+        all tokens. Does not search the cache."""
         return request.n_tokens // self._block_size * len(self._whole_marks)
 
     def next_entry_at(self, n_columns: int) -> int:
@@ -188,9 +189,8 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns, for each group with a window, the mark of the group and the first column of
-        blocks that the window reaches. The window belongs to the token that follows the first
-        `n_columns` columns."""
+        """Returns, for each group with a window, the mark of the group (the end of its keys) and
+        the first column of blocks that the token after the first `n_columns` columns sees."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)
@@ -227,7 +227,7 @@ class PrefixCache:
         self.n_cached_tokens += n_cached
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Adds a user to each of the given blocks, which must be in the cache."""
+        """Adds a user to each of the given blocks. All must be in the cache."""
         for block_id in block_ids:
             if block_id in self._unused:
                 del self._unused[block_id]
@@ -266,12 +266,13 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters into the cache the rest of a request that ends. The rest is the last block of the
-        request, which is not full: the block in column `column`, with `n_tokens` tokens. All
-        earlier tokens of the request must be stored too.
+        """Enters into the cache the rest of a request that ends: its last, partly filled block,
+        which is in column `column` and has `n_tokens` tokens. All earlier tokens of the request
+        must be stored too.
 
-        A rest that was entered in the same place before is replaced, since the newest rest is the
-        most likely to be continued. Returns the replaced block, or None if no rest was replaced.
+        If the cache has a rest that follows the same full blocks, that rest is replaced, because
+        the newest rest is the most likely to be continued. Returns the replaced block, or None if
+        no rest was replaced.
         """
         key = self._keys(request, column)[column - 1] + _OF_REST
         replaced = self._block_of.get(key)
@@ -309,7 +310,7 @@ class PrefixCache:
         """Forgets all blocks of a request's sequence from the column `first` on, so that no further
         request finds them.
 
-        Returns the blocks that had no users, which are free now. A block with users stays in the
+        Returns the blocks that had no users. They are free now. A block with users stays in the
         cache until its last user leaves, and is free then.
         """
         keys = self._known_keys(request).keys[first:]
@@ -337,7 +338,7 @@ class PrefixCache:
         return block_id
 
     def begin_count(self) -> None:
-        """Sets the numbers of tokens that were searched and found to 0, for a new epoch."""
+        """Sets `n_queried_tokens` and `n_cached_tokens` to 0, for a new epoch."""
         self.n_queried_tokens = self.n_cached_tokens = 0
 
     def limit(self, max_blocks: int) -> list[int]:
@@ -383,8 +384,9 @@ class PrefixCache:
         return keys
 
     def _known_keys(self, request: Holder) -> BlockKeys:
-        """Returns the keys of a request's blocks that were computed so far, with the block size and
-        the secret of this cache."""
+        """Returns the record of the keys of a request's blocks that were computed so far. The
+        record begins anew, without keys, if it was made for another block size or another secret
+        than this cache has."""
         known = request.block_keys
         if known is None or (known.block_size, known.secret) != (self._block_size, self._secret):
             known = request.block_keys = BlockKeys(self._block_size, self._secret)

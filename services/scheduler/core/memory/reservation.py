@@ -20,8 +20,8 @@ class Reservation:
     window_blocks: Sequence[WindowBlocks] = ()
     """The blocks of each K/V group with a window."""
     n_at_once: int = 1
-    """For a model with attention windows: largest number of tokens in a span for which enough
-    blocks are reserved."""
+    """Largest number of tokens that a span of the request may have, if the model has attention
+    windows: enough blocks are reserved for such spans."""
     n_block_slots: int = 0
     """Number of slots in the allocated columns, kept so that a decode need not multiply."""
     n_cached_columns: int = 0
@@ -34,7 +34,7 @@ class Reservation:
     cache. Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
-        """Empties the reservation, since other requests may get its blocks from now on."""
+        """Empties the reservation, because other requests may get its blocks from now on."""
         self.block_ids = []
         self.window_blocks = ()
         self.n_block_slots = self.n_reserved_blocks = self.n_reserved_columns = 0

@@ -2,12 +2,12 @@
 
 
 class Rows:
-    """Gives each row to at most one request at a time; the row that was given back last is reused
+    """Gives each row to at most one request at a time. The row that became free last is reused
     first."""
 
     def __init__(self, max_rows: int | None) -> None:
-        """`max_rows` is the number of rows of the ranks' tables of states. With None, the tables
-        grow as needed."""
+        """`max_rows` limits the number of rows, for a model whose layers keep a state of each
+        request. With None, the tables grow as needed."""
         self.max_rows = max_rows
         self._free: list[int] = []
         self._n_rows = 0
@@ -25,5 +25,5 @@ class Rows:
         return self._n_rows - 1
 
     def give_back(self, row: int) -> None:
-        """Frees the row of a request that no longer needs the row."""
+        """Frees a row whose request no longer needs it."""
         self._free.append(row)

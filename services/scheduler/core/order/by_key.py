@@ -20,8 +20,8 @@ _place = attrgetter("place")
 
 
 class OrderByKey(Order):
-    """Waiting requests by their keys, and by arrival where keys are equal. Preempted requests come
-    first, since they have begun."""
+    """Sorts waiting requests by their keys, and by arrival where keys are equal. Preempted requests
+    come first, because they have begun."""
 
     def __init__(self) -> None:
         self._keyed: list[tuple[float, int, Request]] = []  # sorted
@@ -45,7 +45,7 @@ class OrderByKey(Order):
         insort(self._keyed, entry)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Adds preempted requests, which come first, in the order of their places."""
+        """Adds preempted requests. They come before all others, in the order of their places."""
         self._preempted = sorted([*self._preempted, *requests], key=_place)
 
     def admit(self, request: Request) -> None:

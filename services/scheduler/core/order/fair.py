@@ -15,10 +15,10 @@ come, first served.
 
 Classes come in the order of `priority`, but a waiting class rises by one class for every `ageing_s`
 without an admission from the class. So class p has an admission within (p - p_min) `ageing_s`, plus
-one admission of each other class. Within a class every client gets its turn, since a client that is
-served falls behind the others: no request starves. Whole classes rise rather than single requests.
-Otherwise the client that sends most requests would have the oldest ones and would come first for
-that reason.
+one admission of each other class. Within a class every client gets its turn, because a client that
+is served falls behind the others: no request starves. Whole classes rise rather than single
+requests. Otherwise the client that sends most requests would have the oldest ones and would come
+first for that reason.
 
 Among the requests of one client in a class, a request with more tokens in the prefix cache of the
 pipeline that selects may be preferred to the first request. The reason is that memory has room for
@@ -27,7 +27,7 @@ pipelines, only the first n `N_PREFERABLE` requests are considered, and the firs
 over at most n `MAX_PASSES` times. So a request waits for at most n `MAX_PASSES` + 1 admissions of
 its client for itself and for each request that arrived before it.
 
-Preempted requests come before all others, since they have begun and their prompts are charged
+Preempted requests come before all others, because they have begun and their prompts are charged
 already. But a waiting request may be called: then no other request is admitted, and the called
 request may take the place of a running one (`preemption/for_fairness.py`).
 """
@@ -58,7 +58,8 @@ MAX_CLIENTS = 65_536
 
 
 class Fair(Order):
-    """The fair order: priority classes, and within each class the clients by their counters."""
+    """The fair order: by priority class, and within each class by the service that clients have
+    received."""
 
     name: ClassVar[str] = "fair"
     heeds_clients: ClassVar[bool] = True
@@ -113,13 +114,13 @@ class Fair(Order):
 
     @property
     def has_rivals(self) -> bool:
-        """Whether several clients have requests."""
+        """Whether several clients have requests in the pool."""
         return self._n_present > 1
 
     @property
     def first_in_turn(self) -> Request | None:
-        """First of the waiting requests that have never run, in the order of turns. The value is
-        None if there is none."""
+        """The waiting request that comes next among those that have never run, or None if there is
+        none."""
         return next(self._in_turn(), None)
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
@@ -137,20 +138,19 @@ class Fair(Order):
         return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
-        """Makes a waiting request that has never run the only one that may be admitted ("called").
-        The request gets `place` among the running requests; no other request may have this place
-        when the request is admitted. With the place None it gets the last place. With the request
-        None, all requests may be admitted again."""
+        """Calls a waiting request: no other request may be admitted before it. The request must
+        never have run. When it is admitted, it gets the place `place` among the running requests,
+        which must be free by then, or the last place if `place` is None. If `request` is None, ends
+        the call, so that all requests may be admitted again."""
         self._called, self._called_to = request, place
 
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int = 0, n_pipelines: int = 1
     ) -> None:
-        """Chooses a request of the client whose turn is next: among the client's first requests,
-        the one with the largest cached part. This request takes the client's next turn. The choice
-        holds until `end_preference` is called. `n_cached` returns the size of the cached part of a
-        request in the memory of the pipeline that selects. This pipeline has the number `pipeline`
-        among `n_pipelines`."""
+        """Gives the next turn to the request with the largest part in the prefix cache, among the
+        first requests of the client whose turn is next. The choice holds until `end_preference` is
+        called. `n_cached` returns the size of the cached part of a request in the memory of the
+        pipeline that selects. This pipeline has the number `pipeline` among `n_pipelines`."""
         first = self.first_in_turn
         if first is not None:
             line = self._classes[first.priority].line_of(_client_of(first))
@@ -184,7 +184,7 @@ class Fair(Order):
         priority_class.add(request, client)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Adds preempted requests, which come before all others."""
+        """Adds preempted requests. They come before all other waiting requests."""
         self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
         self._n_waiting += len(requests)
         for request in requests:
@@ -226,9 +226,9 @@ class Fair(Order):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the running requests, then the preempted ones, then the other waiting requests as
-        their turns come. While a request is called, it is the only waiting request that is yielded.
-        `waiting`, if given, lists the only waiting requests to yield."""
+        """Yields the running requests, then the preempted ones, then the other waiting requests in
+        the order of their turns. While a request is called, it is the only waiting request that is
+        yielded. `waiting`, if given, lists the only waiting requests to yield."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:
@@ -261,8 +261,8 @@ class Fair(Order):
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the rank of a request for preemption. The highest rank is preempted first. Among
         requests that were never preempted, the last admitted request of the least important class
-        ranks highest. Requests that were preempted before rank lowest, so that a stream of more
-        important requests cannot keep them from ending."""
+        ranks highest. A request that was preempted before has the lowest rank, so that a stream of
+        more important requests cannot keep it from ending."""
         if request.n_preemptions:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
@@ -290,15 +290,16 @@ class Fair(Order):
                 yield request
 
     def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
-        """Returns the rank of a class that has waited `waited_s`. The lowest rank comes first. If
-        two classes have risen to equal ranks, the less important class comes first, since it has
-        waited longer."""
+        """Returns the rank of a class that has waited `waited_s` seconds for an admission. The
+        lowest rank comes first. If two classes have risen to equal ranks, the less important class
+        comes first, because it has waited longer."""
         priority = priority_class.priority
         return priority - int(waited_s / self.ageing_s), -priority
 
     def _least_served(self) -> float:
-        """Returns the least counter among the clients with waiting requests. If no requests wait,
-        returns the counter of the client that was the last to have a waiting request."""
+        """Returns the least service that a client with waiting requests has received. If no
+        requests wait, returns the service of the client that was the last to have a waiting
+        request."""
         tops = [priority_class.least_served() for priority_class in self._classes.values()]
         return min(tops, default=self._last_backlogged.served)
 
@@ -325,7 +326,7 @@ class Fair(Order):
         return client
 
     def _forget(self) -> None:
-        """Forgets clients without requests whose counters would be raised on their return anyway,
+        """Forgets clients without requests whose `served` would be raised on their return anyway,
         so that nothing is lost. If too many clients remain, forgets all clients without a request.
         Each of these gains at most the largest possible difference between clients."""
         least = self._least_served()

@@ -33,11 +33,11 @@ from services.scheduler.core.request import Request
 _CLIENT, _PLACE = attrgetter("client"), attrgetter("place")
 
 ROUNDING = 1e-9
-"""Tolerance for rounding errors when a count is divided by a weight, as a fraction."""
+"""Relative tolerance for rounding errors when a count is divided by a weight."""
 
 
 class Allowances:
-    """The tokens that requests may have in one batch while their clients are limited."""
+    """Decides how many tokens requests may have in one batch while clients are limited."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Allowances:
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes at most `n_tokens` tokens for a request, within the limit of its client. Returns
-        the number taken. A request that runs whole takes all, even beyond the limit, and no further
-        request of its client is in the batch."""
+        the number of tokens taken. A request that runs whole takes all `n_tokens`, even beyond the
+        limit. Then no further request of its client comes into the batch."""
         if request.client not in self._spare:
             return n_tokens
         n_own = int(request in self._riding)
@@ -103,9 +103,9 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: ServedClient | None) -> int:
-        """Returns the place at which the client's turns begin in the next batch. This is the place
-        of the first request in `turns` that took no token in this batch, or, if all took tokens,
-        the place after the last one in `turns`. Returns 0 for a client without turns."""
+        """Returns the place at which the client's turns begin in the next batch: the place of its
+        first request in `turns` that took no token in this batch. If all of them took tokens, this
+        is the place after the last one. Returns 0 for a client without turns."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -135,8 +135,8 @@ class FairBatch:
         pipeline. Returns None if no client is limited.
 
         `running` are all requests that run in the pipeline. `ready` are the requests that could be
-        in the batch, by place. `called` is the waiting request that takes the place of a running
-        one.
+        in the batch, sorted by place. `called` is the waiting request that takes the place of a
+        running one.
         """
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)
@@ -185,8 +185,8 @@ class Room:
 def shared_out(
     n_tokens: int, n_running: Mapping[ServedClient | None, int]
 ) -> dict[ServedClient | None, int]:
-    """Returns the limit on tokens, rounded up, of each client that has more requests, relative to
-    its weight, than some other client.
+    """Returns the limits of clients, in tokens of a batch, rounded up. A client has a limit if it
+    has more requests, relative to its weight, than some other client.
 
     All clients together, also clients without a limit, get `n_tokens` tokens. The sum is larger if
     otherwise a client would get fewer tokens, relative to weight, than the client with the fewest

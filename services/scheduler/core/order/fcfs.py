@@ -29,7 +29,7 @@ class FirstComeFirstServed(Order):
         self._waiting[request] = None
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Puts preempted requests back into the waiting ones, in the order of arrival."""
+        """Puts preempted requests back among the waiting ones, sorted by arrival."""
         self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=attrgetter("place")))
 
     def admit(self, request: Request) -> None:

@@ -37,7 +37,7 @@ class OrderOptions:
 
 
 class BatchLimits(Protocol):
-    """The limits of an order for the candidates in one batch."""
+    """The limits that an order sets on the requests of one batch."""
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
         """Yields the candidates that may be in the batch, in order. Waiting candidates are yielded
@@ -50,7 +50,7 @@ class BatchLimits(Protocol):
 
 
 class Order(ABC):
-    """The waiting requests, and the choice of the next one. A subclass must have a `name`, an `api`
+    """Holds the waiting requests, and chooses the next one. A subclass must have a `name`, an `api`
     and the abstract methods."""
 
     api: ClassVar[int]
@@ -100,17 +100,17 @@ class Order(ABC):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the requests for a batch. The `ready` requests come first, by place. Then come the
-        waiting requests, as if each were admitted before the next is asked for. `waiting`, if
-        given, lists the only waiting requests that may be admitted. The order is not changed, and
-        must not change while the iterator is used."""
+        """Yields the requests for a batch. The `ready` requests come first, sorted by place. Then
+        come the waiting requests, in the order that results if each is admitted before the caller
+        asks for the next. `waiting`, if given, lists the only waiting requests that may be
+        admitted. The order is not changed, and must not change while the iterator is used."""
 
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request], *, pipeline: int = 0
     ) -> BatchLimits | None:
         """Returns the limits of the order for the next batch of a pipeline. Returns None if the
         order limits no request. `running` are all requests that run in the pipeline, and `ready`
-        the requests that could be in the batch, by place."""
+        the requests that could be in the batch, sorted by place."""
         return None
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:

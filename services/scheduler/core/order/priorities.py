@@ -1,5 +1,5 @@
-"""The waiting requests of one priority in the fair order, sorted by the counters of their
-clients."""
+"""The waiting requests of one priority in the fair order, sorted by the service that their clients
+have received."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
@@ -9,22 +9,25 @@ from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""Number of a client's first requests, for each pipeline, among which one may be preferred."""
+"""Number of a client's first requests among which one may be preferred. With n pipelines, n times
+as many requests are considered."""
 
 MAX_PASSES = 8
-"""Largest number of times, for each pipeline, that a client's first request is passed over."""
+"""Largest number of times that a client's first request is passed over. With n pipelines, it may be
+passed over n times as often."""
 
 MayBegin = Callable[[ServedClient], bool]
 """Function that returns whether a request of a client may begin."""
 
 
 def any_client(client: ServedClient) -> bool:
-    """Returns True, since requests of any client may begin."""
+    """Returns True: requests of any client may begin."""
     return True
 
 
 class ClientLine:
-    """The waiting requests of one client in one class, by arrival; never empty."""
+    """The waiting requests of one client in one priority class, by arrival. A line is never
+    empty."""
 
     __slots__ = ("choices", "client", "entry", "n_passes", "preferred", "requests")
 
@@ -39,10 +42,11 @@ class ClientLine:
     def prefer(
         self, n_cached: Callable[[Request], int], *, pipeline: int, n_pipelines: int
     ) -> None:
-        """Puts the request with the largest cached part first. Only the first requests of the line
-        are compared. `n_cached` returns the cached part of a request in the memory of the pipeline
-        with the number `pipeline`. A request that another pipeline prefers is not chosen. A choice
-        is kept until the chosen request leaves the line, so that most selections need no search."""
+        """Puts the request with the largest part in the prefix cache first. Only the first requests
+        of the line are compared. `n_cached` returns the cached part of a request in the memory of
+        the pipeline with the number `pipeline`. A request that another pipeline prefers is not
+        chosen. A choice is kept until the chosen request leaves the line, so that most selections
+        need no search."""
         if len(self.requests) == 1 or self.n_passes >= MAX_PASSES * n_pipelines:
             return
         chosen = self.choices.get(pipeline)
@@ -89,13 +93,13 @@ class ClientLine:
 
 
 _Entry = tuple[float, int, int, ClientLine]
-"""Heap entry of a line: the counter and the last turn of its client, the arrival number of its
-oldest request, and the line itself."""
+"""Heap entry of a line: `served` and `turn` of its client, the arrival number of its oldest
+request, and the line itself."""
 
 _Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
-"""Heap entry of a line during iteration: counter, turn and arrival as in `_Entry`, the index of the
-entry in the class's heap, the line, the requests after the next one, and the next request. The next
-request is None until the line has been examined."""
+"""Heap entry of a line during iteration: `served`, `turn` and arrival as in `_Entry`, the index of
+the entry in the class's heap, the line, the requests after the next one, and the next request. The
+next request is None until the line has been examined."""
 
 
 _NONE: Iterator[Request] = iter(())
@@ -113,8 +117,8 @@ class PriorityClass:
     def __init__(self, priority: int, *, since: float) -> None:
         self.priority = priority
         self.since = since
-        """Time of the last admission from the class; before the first admission, the time since
-        which the class has waited."""
+        """Time of the last admission from the class. Before the first admission, it is the time at
+        which the class began to wait."""
         self._n_requests = 0
         self._lines: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
@@ -149,11 +153,12 @@ class PriorityClass:
             heapify(self._heap)
 
     def line_of(self, client: ServedClient) -> ClientLine:
-        """Returns the line of a client, which must have a waiting request in the class."""
+        """Returns the line of a client. The client must have a waiting request in the class."""
         return self._lines[client]
 
     def least_served(self) -> float:
-        """Returns the least counter of the clients in the class, which must not be empty."""
+        """Returns the least service that a client in the class has received. The class must not be
+        empty."""
         heap = self._heap
         while True:
             entry = heap[0]
@@ -168,9 +173,9 @@ class PriorityClass:
             heapreplace(heap, now)
 
     def in_turn(self, counters: "Counters", may_begin: "MayBegin") -> Iterator[Request]:
-        """Yields requests as if each were admitted before the next is asked for. A request is
-        yielded only if `may_begin` is then true for its client. `counters` records the charges of
-        these assumed admissions.
+        """Yields requests in the order that results if each is admitted before the caller asks for
+        the next. A request is yielded only if `may_begin` is then true for its client. `counters`
+        records the charges of these assumed admissions.
 
         The heap is searched from its top and is not changed. Only the entries before the yielded
         requests are examined.
@@ -207,7 +212,7 @@ class PriorityClass:
 
 
 class Counters:
-    """Counters and last turns of clients as they would be after assumed admissions. The clients
+    """Service and last turns of clients, as they would be after assumed admissions. The clients
     themselves are not changed."""
 
     def __init__(self, n_places: int) -> None:

@@ -6,8 +6,8 @@ A policy is a subclass of `Policy` in a file of its own. A policy of this projec
 `docs/writing-a-policy.md` is the guide.
 
 A policy sees requests, the pool (`PoolView`) and the K/V memory (`MemoryView`), and changes none of
-them, except that it reserves memory for the requests that it admits. The tokens that the prefix
-cache has of an admitted request count as scheduled from then on. `checked.py` has the rules that
+them, except that it reserves memory for the requests that it admits. From then on, the tokens of an
+admitted request that are in the prefix cache count as scheduled. `checked.py` has the rules that
 each selection must keep.
 """
 
@@ -44,7 +44,7 @@ selection_of = maker(Selection)
 
 
 class PoolView(Protocol):
-    """The requests of a pipeline, as its scheduling policy may read them."""
+    """The interface through which a policy reads the requests of a pipeline."""
 
     @property
     def n_waiting(self) -> int:
@@ -63,8 +63,8 @@ class PoolView(Protocol):
 
     @property
     def has_both_kinds(self) -> bool:
-        """Whether there are requests for vectors beside other requests, running in this pipeline or
-        waiting, so that the vectors should be limited."""
+        """Whether both requests for vectors and requests for tokens run in this pipeline or wait,
+        so that the requests for vectors should be limited."""
         ...
 
     def candidates(self) -> Iterator[Request]:
@@ -74,14 +74,16 @@ class PoolView(Protocol):
         ...
 
     def batch_limits(self, vector_tokens: int | None = None) -> BatchLimits | None:
-        """Returns the limits on the tokens of clients, and of all requests for vectors together, in
-        the next batch. Returns None if neither is limited. `vector_tokens` is the limit for the
-        requests for vectors; None if there is none. Must be called before `candidates`."""
+        """Returns the limits on tokens in the next batch: of each client, and of all requests for
+        vectors together. Returns None if there are no limits. `vector_tokens` is the limit of the
+        requests for vectors, or None if they are not limited. Must be called before
+        `candidates`."""
         ...
 
 
 class MemoryView(Protocol):
-    """The K/V memory of a pipeline, in which its scheduling policy reserves blocks for requests."""
+    """The interface through which a policy reserves blocks of a pipeline's K/V memory for
+    requests."""
 
     @property
     def n_free_blocks(self) -> int:
@@ -94,9 +96,9 @@ class MemoryView(Protocol):
         ...
 
     def reserve(self, request: Request) -> Reservation | None:
-        """Reserves memory for a waiting request, and returns the reservation. Returns None if there
-        is not enough memory now. The policy must then put the request into the batch that it
-        selects."""
+        """Reserves memory for a waiting request, and returns the reservation. The policy must then
+        put the request into the batch that it selects. Returns None if the request cannot be
+        admitted now, mostly because there is not enough memory."""
         ...
 
 
@@ -121,15 +123,15 @@ class PolicyOptions:
     max_batch_tokens: int | None = None
     """Largest number of tokens in a batch; None where there is no limit."""
     n_shares: int = 1
-    """Number of batches in flight that share the running requests evenly. With 1, each batch may
-    have all of them."""
+    """Number of batches in flight among which the running requests are divided evenly. With 1, each
+    batch may have all running requests."""
     predictor: LengthPredictor | None = field(default=None, compare=False)
     """Predictor of the lengths of outputs. With None, a policy that needs one learns lengths from
     the requests that have ended."""
     vector_share: float | None = None
-    """Time that prompts of requests for vectors (embeddings, scores) may add to an iteration while
-    requests that generate tokens run or wait, divided by the time of an iteration without prompts;
-    None where there is no limit."""
+    """Limit on the time that prompts of requests for vectors (embeddings, scores) add to an
+    iteration, as a fraction of the time of an iteration without prompts. It holds while requests
+    that generate tokens run or wait. None where there is no limit."""
 
 
 class Policy(ABC):
@@ -142,8 +144,8 @@ class Policy(ABC):
     takes_drafts: ClassVar[bool] = False
     """Whether the decodes of the policy's batches may carry drafts."""
     keeps_order: ClassVar[bool] = True
-    """Whether waiting requests are admitted only in the order of the pool, so that none overtakes
-    an earlier one. This promise is checked."""
+    """Whether the policy admits waiting requests only in the order of the pool, so that none
+    overtakes an earlier one. `checked.py` checks this."""
     limits_vectors: ClassVar[bool] = False
     """Whether the policy limits prompts of requests for vectors, by `vector_share`, while requests
     that generate tokens run or wait."""
@@ -153,7 +155,7 @@ class Policy(ABC):
     max_tokens: int | None = None
     """Largest number of tokens of a batch. None where the policy has no limit."""
     prompt_groups: PromptGroups | NoPromptGroups = NO_PROMPT_GROUPS
-    """The groups in which the policy begins prompts."""
+    """Decides how many prompts begin together in a batch."""
 
     def __init__(self, options: PolicyOptions) -> None:
         if options.max_batch_size < 1 or options.n_shares < 1:
@@ -186,12 +188,12 @@ class Policy(ABC):
         run."""
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the next batch has no room for another request, if all of the running
-        requests `ready` are in that batch."""
+        """Returns whether the next batch has no room for another request once it contains all of
+        the running requests `ready`."""
         return len(ready) >= self.max_batch_size
 
     def answered_with(self, request: Request) -> Collection[Request]:
-        """Returns the requests whose answers are returned together with the answer of a request,
-        when all of them are complete. An empty collection means that each token is returned at
-        once. Only `whole_batches.py` withholds answers."""
+        """Returns the requests that must all be complete before the answer of `request` is
+        returned, with `request` among them. If the collection is empty, each token is returned at
+        once. Only the scheduler in `whole_batches.py` withholds answers."""
         return ()

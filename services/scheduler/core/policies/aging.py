@@ -14,8 +14,8 @@ from services.scheduler.core.policies.shortest import ShortestPolicy
 from services.scheduler.core.request import Request
 
 TOKENS_PER_ARRIVAL = 4
-"""Number of tokens by which the claim of each later arrival is worse. With 0, requests may starve,
-and with very many, requests come in the order of their arrival."""
+"""Number of tokens by which the claim of a request is worse for each earlier arrival. With 0,
+requests may starve, and with very many, requests come in the order of their arrival."""
 
 
 class AgingPolicy(ShortestPolicy):

@@ -14,13 +14,13 @@ from services.scheduler.core.policies import MemoryView, Policy, PoolView, Selec
 
 class BatchMakerPolicy(Policy):
     """The policy `batchmaker`: a batch has the first request in the pool's order, and all requests
-    at its position."""
+    with equal numbers of stored tokens and of tokens to store."""
 
     name: ClassVar[str] = "batchmaker"
     keeps_order: ClassVar[bool] = False
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the requests at the position of the first request that can run."""
+        """Returns the first request that can run, and the requests at the same position."""
         selections: list[Selection] = []
         position: tuple[int, int] | None = None
         for request in pool.candidates():

@@ -149,7 +149,7 @@ class _SeenMemory:
 
 
 class CheckedPolicy(WrappedPolicy):
-    """A policy whose selections are checked."""
+    """Wraps a policy, and checks that its selections keep the rules of this module."""
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the selection of the policy.

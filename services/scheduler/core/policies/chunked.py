@@ -61,8 +61,8 @@ class ChunkedPolicy(Policy):
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with the given options. Raises ValueError if they do not limit the
-        tokens of a batch, or if the limit is below `max_batch_size`."""
+        """Returns the policy with the given options. Raises ValueError if `max_batch_tokens` is not
+        given or is below `max_batch_size`, or if `vector_share` is not in its range."""
         size, n_tokens = options.max_batch_size, options.max_batch_tokens
         if n_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")
@@ -75,8 +75,8 @@ class ChunkedPolicy(Policy):
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
         """Returns the requests of the next batch. Requests are taken in the order of the pool, each
-        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders,
-        which run whole, begin as long as they fit: a client waits for the last of its texts."""
+        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders must
+        run whole, and as many begin as fit: a client waits for the last of its texts."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)

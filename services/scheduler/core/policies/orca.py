@@ -3,8 +3,8 @@ iteration.
 
 A request runs its whole prompt in its first iteration and one token in each later one. A request is
 admitted when all the K/V slots that it can ever need fit beside the slots already reserved. The
-first request that does not fit ends the selection (`break`, not `continue`), since a later, smaller
-request must not overtake it.
+first request that does not fit ends the selection (`break`, not `continue`), because a later,
+smaller request must not overtake it.
 """
 
 from typing import ClassVar, Self

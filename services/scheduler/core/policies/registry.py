@@ -35,8 +35,8 @@ POLICIES: Registry[Policy] = Registry(
 
 
 def policy_of(name: str, options: PolicyOptions) -> Policy:
-    """Returns the policy with the name `name` and the given options. The selections of a policy
-    that is not of this project are checked, since the scheduler and its clients depend on them.
+    """Returns the policy with the name `name` and the given options. If the policy is not one of
+    this project, its selections are checked, because the scheduler and its clients depend on them.
 
     Raises:
         ValueError: there is no such policy, it does not follow the contract, or it cannot have

@@ -41,8 +41,8 @@ class RequestLevelPolicy(Policy):
         return request.n_unscheduled
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the selections of the next iteration. It runs the part of a batch that has waited
-        longest among the parts that are ready."""
+        """Returns the selections of the next iteration. Among the parts of batches that are ready,
+        the one that has waited longest runs."""
         self._forget_complete()
         ready = self._join(pool, kv_manager)
         for part in self._parts:

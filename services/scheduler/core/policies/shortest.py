@@ -42,11 +42,12 @@ class ShortestPolicy(Policy):
         self._selected: dict[Request, None] = {}
 
     def claim(self, request: Request) -> float:
-        """Returns the number by which requests are compared; the lowest ones are selected."""
+        """Returns the number by which requests are compared; the requests with the lowest numbers
+        are selected."""
         return self._predictor.n_left(request)
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the requests with the lowest claims, decodes before prompts."""
+        """Returns the requests with the lowest numbers (`claim`), decodes before prompts."""
         self._learn()
         chosen = self._with_memory(pool.candidates(), kv_manager.n_free_blocks, kv_manager)
         selections: list[Selection] = []
@@ -65,9 +66,9 @@ class ShortestPolicy(Policy):
     def _with_memory(
         self, candidates: Iterable[Request], n_blocks: int, kv_manager: MemoryView
     ) -> list[Request]:
-        """Returns the requests of the next batch, those with the lowest claims first. The first
-        waiting request for which the `n_blocks` free blocks are too few is left out, and so are all
-        waiting requests after it."""
+        """Returns the requests of the next batch, sorted by `claim` from the lowest number. The
+        first waiting request for which the `n_blocks` free blocks are too few is left out, and so
+        are all waiting requests after it."""
         by_claim = sorted(candidates, key=lambda one: (self.claim(one), one.arrival))
         chosen: list[Request] = []
         for request in by_claim:

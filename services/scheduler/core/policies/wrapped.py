@@ -9,7 +9,8 @@ from services.scheduler.core.request import Request
 
 
 class WrappedPolicy(Policy):
-    """A policy around another one. It has the name, the options and the limits of the inner one."""
+    """A policy around an inner policy, with the name, the options and the limits of the inner
+    policy."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy.options)
@@ -29,9 +30,10 @@ class WrappedPolicy(Policy):
         return self.policy.select(pool, kv_manager)
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the ready requests fill a batch."""
+        """Returns whether the running requests `ready` fill the next batch of the inner policy."""
         return self.policy.is_full(ready)
 
     def answered_with(self, request: Request) -> Collection[Request]:
-        """Returns the requests whose answers are returned together with the answer of a request."""
+        """Returns the requests that must all be complete before the answer of `request` is
+        returned."""
         return self.policy.answered_with(request)

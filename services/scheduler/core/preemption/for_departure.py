@@ -2,9 +2,9 @@
 
 A request moves if moving costs less than staying. The cost of moving is the number of tokens that
 another pipeline would have to compute again; tokens in its prefix cache do not count. The cost of
-staying is the number of tokens that are left to generate, since the pipeline must wait for them. A
-request stays while no other pipeline has room for it, or while no other pipeline has the build that
-made its tokens. Near the end all requests move. A request in flight moves when its batch has
+staying is the number of tokens that are left to generate, because the pipeline must wait for them.
+A request stays while no other pipeline has room for it, or while no other pipeline has the build
+that made its tokens. Near the end all requests move. A request in flight moves when its batch has
 returned, so that no iteration is lost.
 """
 
@@ -14,12 +14,12 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
 TOKENS_PER_STEP = 16
-"""Tokens of a prefill that take about as long as an iteration for one new token."""
+"""Number of prefill tokens that take about as long as an iteration that generates one token."""
 
 
 class ForDeparture:
-    """The requests of a draining pipeline that are about to move to other pipelines. There are none
-    before `begin` is called."""
+    """Decides which requests of a draining pipeline move to other pipelines, and preempts them.
+    Does nothing before `begin` is called."""
 
     def __init__(self, pool: RequestPool, *, preempt: Callable[[Request], None]) -> None:
         """`preempt` preempts a request that is in no batch."""
@@ -47,8 +47,8 @@ class ForDeparture:
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move, and preempts those that are in no batch. Chosen requests in
-        flight are held back until they are in no batch."""
+        """Chooses requests to move. Preempts the chosen requests that are in no batch, and holds
+        back those in flight until they are in no batch."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):
@@ -63,8 +63,8 @@ class ForDeparture:
         """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request must move now. The request has just returned and is in no
-        batch."""
+        """Returns whether a request was chosen to move, so that it must be preempted now. Called
+        when no batch in flight contains the request any more."""
         return request in self._due
 
     def note_preempted(self, request: Request) -> None:

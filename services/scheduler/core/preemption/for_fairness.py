@@ -39,8 +39,8 @@ _CLIENT = attrgetter("client")
 
 
 class ForFairness:
-    """The request that is called for the next batch, and the requests that are preempted to make
-    room."""
+    """Decides which waiting request is called (it may then be admitted before all others), and
+    which running requests are preempted to make room for it."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class ForFairness:
         order.call(None)  # ends a call of the previous epoch
 
     def prepare(self) -> None:
-        """Calls a waiting request, which is then admitted next, if a running request must be
-        preempted to make room for it, or if it may be admitted before the first preempted
-        request."""
+        """Calls at most one waiting request, so that it is admitted next: one for which running
+        requests are preempted or give their places, or one that may be admitted before the first
+        preempted request."""
         self._prefer()
         if self._called is not None:
             self._stop()
@@ -113,9 +113,8 @@ class ForFairness:
             self._pool.move(self._swapped, self._order.take_place())
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request must be preempted now. The request has just returned and is in
-        no batch. It must be preempted if it was chosen for that and the called request still
-        waits."""
+        """Returns whether a request must be preempted now: it was chosen for that, and the called
+        request still waits. Called when no batch in flight contains the request any more."""
         if request not in self._due:
             return False
         del self._due[request]
@@ -215,8 +214,8 @@ class ForFairness:
         place in this pipeline count, and only if the client of `first` may take a place from them.
         Returns None if there is no such client.
 
-        `n_places` has the places of each client in this pipeline, and `n_running` its running
-        requests.
+        `n_places` counts the places of each client in this pipeline, and `n_running` the running
+        requests of each client in this pipeline.
         """
         mine = _client_of(first)
         n_mine = n_places[mine] + mine.n_running - n_running[mine]
@@ -232,7 +231,8 @@ class ForFairness:
         return most
 
     def _last_of(self, client: ServedClient) -> Iterable[Request]:
-        """Returns the running requests of a client, the last place first."""
+        """Returns the running requests of a client in this pipeline, sorted by place in descending
+        order."""
         running = [request for request in self._pool.running if request.client is client]
         return sorted(running, key=lambda request: request.place, reverse=True)
 
@@ -245,7 +245,7 @@ def _client_of(request: Request) -> ServedClient:
 
 def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
     """Returns how many blocks must become free before a request can be admitted. The number is at
-    least one if no row is free, since a row becomes free only together with the blocks of another
+    least one if no row is free, because a row becomes free only together with the blocks of another
     request."""
     n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
     n_left = kv_manager.n_blocks - kv_manager.n_reserved_blocks
@@ -263,7 +263,7 @@ def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
 def _n_freed_blocks(kv_manager: KVManager, reservation: Reservation, request: Request) -> int:
     """Returns how many more blocks `request` could use if `reservation` were released. Blocks of
     the reservation that other requests share are not counted. Blocks that `request` would share
-    with the reservation, since both have the same beginning, are not counted either."""
+    with the reservation, because both have the same beginning, are not counted either."""
     cache = kv_manager.blocks.cache_for(request)
     n_freed = reservation.n_reserved_blocks
     n_freed -= kv_manager.prefix_cache.n_shared(reservation.block_ids)

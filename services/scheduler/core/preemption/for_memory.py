@@ -29,7 +29,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class ForMemory:
-    """The admitted requests that wait for memory, and the request that must give up its memory."""
+    """Decides which admitted requests wait for memory, and which requests give up their memory."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class ForMemory:
         """Does nothing: it does not matter here which requests are in a batch."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request must be preempted now. The request has just returned and is in
-        no batch. It must be preempted if it was chosen for that and another request still waits for
-        memory."""
+        """Returns whether a request must be preempted now: it was chosen for that, and another
+        request still waits for memory. Called when no batch in flight contains the request any
+        more."""
         if request is not self._victim:
             return False
         self._victim = None
@@ -92,7 +92,7 @@ class ForMemory:
 
     def note_end(self, request: Request) -> None:
         """Learns which fraction of `max_tokens` an ended request has used. Also notes whether
-        batches in flight still use the memory of the request, since that memory becomes free
+        batches in flight still use the memory of the request, because that memory becomes free
         soon."""
         self.note_preempted(request)
         if request.n_in_flight:
@@ -103,7 +103,7 @@ class ForMemory:
             )
 
     def note_freed(self, request: Request) -> None:
-        """Notes that a request has ended and its memory is free."""
+        """Notes that the memory of a request is free."""
         self._leaving.discard(request)
 
     def _has_room(self, request: Request) -> bool:

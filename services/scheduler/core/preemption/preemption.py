@@ -19,8 +19,8 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class Preemption(Protocol):
-    """Decides which requests are preempted. The scheduler notifies the object of what happens to
-    requests."""
+    """Decides which requests are preempted. The scheduler reports to it when a batch is selected,
+    and when a request returns, is preempted or ends."""
 
     def prepare(self) -> None:
         """Preempts running requests, or keeps them out of the next batch, to make room for others.
@@ -31,8 +31,8 @@ class Preemption(Protocol):
         requests count as running."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request must be preempted now. The request has just returned and is in
-        no batch."""
+        """Returns whether a request must be preempted now. Called when no batch in flight contains
+        the request any more."""
 
     def note_preempted(self, request: Request) -> None:
         """Notes that a request was preempted."""
@@ -41,7 +41,8 @@ class Preemption(Protocol):
         """Notes that a request has ended. Batches in flight may still use its memory."""
 
     def note_freed(self, request: Request) -> None:
-        """Notes that a request has ended and its memory is free."""
+        """Notes that the memory of a request is free: the request has ended or was preempted, and
+        no batch in flight uses the memory any more."""
 
 
 class Preemptions:

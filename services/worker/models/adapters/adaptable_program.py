@@ -39,7 +39,7 @@ class ModulePlaces:
     layers: range  # the layers of this stage
     head: str  # the module of the head
     has_head: bool  # whether the head belongs to this stage
-    aliases: Mapping[str, str]  # other modules whose matrix is that of a product's module
+    aliases: Mapping[str, str]  # of modules with a shared matrix: the module that multiplies by it
     may_change_head: bool = True  # whether an adapter may change the head, on whichever stage
 
     def is_elsewhere(self, module: str) -> bool:
@@ -57,8 +57,7 @@ class ModulePlaces:
         return self.aliases.get(name, name)
 
     def check(self, adapter: Adapter) -> None:
-        """Raises AdapterError if `adapter` changes the head although no adapter may
-        (`may_change_head`)."""
+        """Raises AdapterError if `adapter` changes the head and `may_change_head` is false."""
         if not self.may_change_head and self.head in modules_by_name(adapter):
             raise adapter.error(f"scores of `yes-no` are not served with a change of {self.head}")
 
@@ -85,7 +84,8 @@ class FittedAdapter:
 
 
 class AdaptableProgram:
-    """The program of a stage without adapters, and the matrix products that adapters may change."""
+    """Fits adapters to the program of a stage, and returns variants of the program with adapters.
+    The program itself stays as it is."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AdaptableProgram:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`products` are the products that adapters may change, by `id(matrix)`."""
+        """`products` are the products that adapters may change, by the `id` of their `weight`."""
         self._program = program
         self._products = products
         self._places = places
@@ -105,9 +105,9 @@ class AdaptableProgram:
 
     def max_weights_bytes(self, config: LoraConfig) -> int:
         """Returns an upper bound of the size of an adapter's weights file, in bytes. It assumes
-        that the adapter changes all linear layers of the model with its largest rank, in the
-        largest element type. The bound is several times the usual size, and keeps a rank from
-        reading gigabytes for a small model."""
+        that the adapter changes all linear layers of the model with the largest rank in `config`,
+        in the largest element type. The bound is several times the usual size, and keeps a rank
+        from reading gigabytes for a small model."""
         places = self._places
         n_stages = math.ceil(places.n_layers / max(1, len(places.layers)))
         n_rows = sum(sum(part.shape) for one in self._products.values() for part in one.parts)
@@ -184,8 +184,8 @@ class AdaptableProgram:
         name: str,
         module: LoraModule,
     ) -> Iterator[LowRank]:
-        """Yields this rank's share of an adapter's matrices for a module of a product. Yields
-        nothing if the rank has no outputs of the module."""
+        """Yields this rank's share of an adapter's matrices for the module `name`, which is one of
+        the modules of `product`. Yields nothing if the rank has no outputs of the module."""
         n_out = sum(part.out_shape[0] for part in product.parts)
         is_changed, up = torch.zeros(n_out, dtype=torch.bool), torch.zeros(n_out, module.rank)
         a, b = tensors.matrices(module.name)
@@ -210,8 +210,8 @@ class AdaptableProgram:
 
 
 def _shares(adapter: Adapter, part: Part, module: LoraModule) -> tuple[range, range]:
-    """Returns this rank's inputs and outputs of a module. Raises AdapterError if the adapter's
-    matrices have other sizes than the module."""
+    """Returns the range of a module's inputs and the range of its outputs that this rank has.
+    Raises AdapterError if the adapter's matrices have other sizes than the module."""
     sizes, spans = (part.shape, part.spans)
     if part.is_transposed:
         sizes, spans = sizes[::-1], spans[::-1]
@@ -224,6 +224,7 @@ def _shares(adapter: Adapter, part: Part, module: LoraModule) -> tuple[range, ra
 
 
 def modules_by_name(adapter: Adapter) -> dict[str, LoraModule]:
-    """Returns the modules of an adapter by the names that families give them. Adapters of models
-    with a vision part have the word "language_model" before or after the first word."""
+    """Returns the modules of an adapter by the names that families give them. In adapters of models
+    with a vision part, names begin with "language_model." or "model.language_model."; families
+    leave this word out."""
     return {_WRAPPED.sub(r"\1", name): module for name, module in adapter.modules.items()}

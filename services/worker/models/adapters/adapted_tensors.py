@@ -1,4 +1,4 @@
-"""A source of a model's tensors that records of which modules the matrix of each product is made.
+"""A source of a model's tensors that records, for each matrix product, the modules of the matrix.
 
 A model asks its source for the matrices of its products, and names the tensors of which a matrix is
 made. So the source knows which modules a product has, and which outputs or inputs of these modules
@@ -104,8 +104,9 @@ class AdaptedTensors(TensorSource):
         return self._source.stacked_experts(gate_up, down, order, form)
 
     def adapted(self, program: Program) -> Program:
-        """Returns the variant of the program of a stage with the adapters that this source was
-        given. Raises AdapterError as `AdaptableProgram.fit` does."""
+        """Returns the variant of `program`, the program of a stage, with the adapters that this
+        source was given. Sets `adaptable` and `fitted`. Raises AdapterError as
+        `AdaptableProgram.fit` does."""
         self.adaptable = AdaptableProgram(
             program, self._products, self._places, dtype=self._dtype, device=self._device
         )

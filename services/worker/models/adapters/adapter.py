@@ -114,7 +114,7 @@ class HeldAdapter(Adapter):
     """An adapter whose files are read once, and are in memory as long as this object."""
 
     def read(self) -> AdapterTensors:
-        """Returns the tensors."""
+        """Returns the tensors from the files in memory."""
         return AdapterTensors(self, _stored(self._files.weights))
 
     def _keep(self, files: AdapterFiles) -> None:
@@ -152,7 +152,7 @@ def adapter_digest(directory: Path) -> str:
 
 @cache
 def _digest(paths: tuple[Path, ...], identities: tuple[tuple[int, int], ...]) -> str:
-    """Returns the digest of files. A rank needs the digest twice, so it is kept. `identities`
+    """Returns the digest of files. It is cached, because a rank needs it twice. `identities`
     (inodes and times of change) make sure that a changed file is read again."""
     contents = []
     for path in paths:

@@ -1,8 +1,8 @@
-"""Compares the tokenizer and the chat template of an adapter with those of the model.
+"""Compares an adapter's tokenizer and chat template with the model's.
 
-Training programs write a copy of both files beside an adapter. All requests are encoded with the
-tokenizer and the chat template of the model. So an adapter that was trained with another tokenizer
-or template is refused.
+Training programs write a copy of both into the adapter's directory. All requests are encoded with
+the tokenizer and the chat template of the model. So an adapter that was trained with another
+tokenizer or template is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ROLES = ("bos_token", "eos_token")
 
 
 def check_text_files(name: str, adapter: Path, model: Path) -> None:
-    """Checks that an adapter has the same tokenizer and chat template as the model, or none.
+    """Checks that the files in an adapter's directory have the same tokenizer and chat template as
+    the model. Files that are not there are not checked.
 
     Raises:
         AdapterError: a file differs, or cannot be read. The message names the adapter `name`.
@@ -101,8 +102,8 @@ def _text(token: object) -> object:
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> object:
-    """Returns the chat template of a directory, or None. A separate file takes precedence over
-    `config`, the content of `tokenizer_config.json`."""
+    """Returns the chat template in a directory, or None if there is none. A separate file takes
+    precedence over `config`, the content of `tokenizer_config.json`."""
     if (directory / _TEMPLATE).is_file():
         return _read_bytes(directory / _TEMPLATE).decode()
     return _read(directory / _TEMPLATE_JSON).get(_KEY) or config.get(_KEY)

@@ -3,10 +3,10 @@
 BGE, E5, GTE and MiniLM are BERT models. They make embeddings and scores, and generate no text. A
 layer normalises the sums of its residual stream, so there is no norm after the last layer.
 
-A pair of texts is one prompt. `token_type_stride`, the number of words in the vocabulary, is added
-to the ids of the tokens in the second text. So the embedding has two rows for each word, one for
-each text: the sum of the word's embedding and of the embedding of the token type, added in the
-order of `transformers`.
+A model that scores pairs of texts gets each pair as one prompt. `token_type_stride`, the number of
+words in the vocabulary, is added to the ids of the tokens in the second text. So the embedding has
+two rows for each word, one for each text: the sum of the word's embedding and of the embedding of
+the token type, added in the order of `transformers`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class BertStage(DecoderStage):
         )
 
     def read_head(self, source: TensorSource) -> Head:
-        """Raises UnsupportedModel, since no family of encoders generates tokens."""
+        """Raises UnsupportedModel, because no family of encoders generates tokens."""
         raise UnsupportedModel(
             f"{self.config.architecture} generates no tokens, and nothing says how it makes vectors"
         )

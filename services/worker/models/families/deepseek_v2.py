@@ -118,8 +118,8 @@ class DeepseekV2Stage(LatentStage):
         )
 
     def read_router(self, source: TensorSource, prefix: str) -> GroupRouter:
-        """Reads the router of the experts. By default, the router computes a softmax, so the
-        weights of all experts add up to one."""
+        """Reads the router of the experts. In this family the router computes a softmax over the
+        scores of all experts. DeepSeek-V3 overrides this method."""
         config = self.config
         weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
         return GroupRouter(

@@ -134,11 +134,11 @@ class Gemma4Config(SharedKVConfig):
 
 
 def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
-    """Returns the head settings that apply only to layers without a window.
+    """Returns the settings `head_dim` and `num_key_value_heads` of layers without a window. A
+    setting is missing in the result if the file has no special value for these layers.
 
-    The result has the keys `head_dim` and `num_key_value_heads`. Files of `transformers` 5.23 and
-    later list these settings for each layer. Raises UnsupportedModel if layers without a window
-    differ from each other.
+    Files of `transformers` 5.23 and later list these settings for each layer. Raises
+    UnsupportedModel if layers without a window differ from each other.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is None:

@@ -152,8 +152,8 @@ def _names(patterns: Sequence[str], module: str) -> bool:
     """Returns whether a pattern matches the name `module` or the name of one of its parents, or is
     the end of the name.
 
-    The rules are the same as in `transformers`, except that `*` is the only special character of a
-    pattern.
+    Patterns are those of a shell, such as `model.layers.*.mlp`. In `transformers` they are regular
+    expressions.
     """
     return any(
         fnmatchcase(module, pattern)

@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4: Llama with fused projections and "longrope" angles (Abdin et al., 2024).
 
-"longrope" has two sets of factors; `rope.py` says which set is used. In the later small models only
-a part of each head is rotated.
+"longrope" has two sets of factors; `rope.py` says which set is used. In the small models of Phi-4
+only a part of each head is rotated.
 """
 
 from __future__ import annotations

@@ -248,11 +248,11 @@ class Qwen3NextStage(HybridStage):
 
 
 def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
-    """Returns the indices that reorder the stored rows of `n_groups` groups by kind.
+    """Returns the indices that reorder stored rows by their kind, such as query, key or value.
 
-    In the file, each group has consecutive rows of each kind; `kinds` are the numbers of rows. The
-    result has the rows of the first kind in all groups, then the rows of the second kind, and so
-    on.
+    The file has all rows of the first group, then all rows of the second group, and so on. In each
+    group, rows of a kind are consecutive; `kinds` has their number for each kind. The result has
+    the rows of the first kind in all groups, then the rows of the second kind, and so on.
     """
     groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1)
     return torch.cat([rows.flatten() for rows in torch.split(groups, list(kinds), 1)])

@@ -1,9 +1,9 @@
 """Parts that Gemma 3n and Gemma 4 share: layers of two kinds, keys and values that later layers
-share, and inputs for each layer.
+share, and additional inputs for each layer (see `per_layer_inputs.py`).
 
 Layers with a window and layers without one have different rotary settings. The last layers attend
-to keys and values of earlier layers. The inputs of all layers are computed from the tokens before
-the first layer, and follow the residual streams in a row of hidden states.
+to keys and values of earlier layers. The additional inputs of all layers are computed on the first
+stage. In a row of hidden states, they follow the residual streams.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class SharedKVConfig(LayerWindows, RotaryConfig):
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
         """Returns the fields that are read from several keys, except the windows.
 
-        `rope` has the rotary settings of both kinds of layers, for files with the newer spelling.
+        `rope` has the rotary settings of both kinds of layers. If it is None, the keys of older
+        files are read instead.
         """
         require(config, hidden_activation=(_ACTIVATION, None))
         full, sliding = split_rope({**config, "rope_parameters": rope})
@@ -182,8 +183,8 @@ class SharedKVStage(RotaryStage):
     def projected(self, index: int) -> Projected:
         """Returns which projections the attention of layer `index` computes.
 
-        The result is "q" for a layer that attends to the keys and values of an earlier layer,
-        otherwise "qkv".
+        By default the result is "q" for a layer that attends to the keys and values of an earlier
+        layer, and "qkv" for other layers.
         """
         return "qkv" if self.config.kv_sources[index] == index else "q"
 

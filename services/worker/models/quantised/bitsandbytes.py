@@ -2,8 +2,8 @@
 
 With four bits, `weight` holds the numbers of the matrix [n_out, n_in], row after row. Each byte has
 two numbers, the first one in the upper half. A number is an index into `weight.quant_map`, a table
-of 16 values. A weight is its value in the table times the scale of its block. Blocks are runs of
-consecutive numbers of the flat matrix, so a block may begin anywhere in a row. The scales of the
+of 16 values. A weight is its value in the table times the scale of its block. A block is a run of
+consecutive numbers, counted over all rows, so it may begin anywhere in a row. The scales of the
 blocks are in `weight.absmax`.
 
 With double quantisation, the scales are quantised too. `weight.absmax` then has, for each block, an
@@ -143,7 +143,8 @@ class BlockwiseMatrix(QuantisedMatrix):
         return self._size("nested_blocksize"), float(offset)
 
     def _size(self, key: str) -> int:
-        """Returns the block size under `key` of the matrix's JSON."""
+        """Returns the block size that the matrix's JSON has under `key`. Raises CheckpointError if
+        it has none."""
         size = self._state.get(key)
         if not isinstance(size, int) or not 0 < size <= _MAX_BLOCK:
             raise self._broken(f"weight: {key} {repr(size)[:80]} is no size")

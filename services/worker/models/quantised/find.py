@@ -79,7 +79,8 @@ def find_stored(
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
     """Returns the quantised matrix whose numbers are in the tensor `name`. Raises CheckpointError
-    if the stored matrix is invalid."""
+    if that contradicts the settings in `weight_format`, or if the tensor is no matrix of a linear
+    layer."""
     module, _, numbers = name.rpartition(".")
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:
@@ -96,8 +97,8 @@ def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightForm
 
 
 class _FloatsOfQuantised(PlainTensor):
-    """A matrix that is stored as floats without scales, in a checkpoint whose other matrices are
-    quantised."""
+    """A matrix that is stored as floats in a checkpoint whose other matrices are quantised. It must
+    have no scales."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         module = self._name.removesuffix(".weight")

@@ -1,12 +1,13 @@
 """The types of blocks in GGUF files: their numbers, and the scales and offsets of groups.
 
 A block has a float16 scale, and in some types a float16 minimum, for all its numbers. In most types
-of 256 numbers, each part of a block also has a scale and perhaps a minimum, stored as integers of a
-few bits, which the float16 values of the block multiply. The layout of bytes follows the
-specification of ggml.
+of 256 numbers, each part of a block also has a scale and perhaps a minimum. These are integers of a
+few bits, and are multiplied by the block's float16 scale and minimum. The layout of bytes follows
+the specification of ggml.
 
-The conversion is exact for every type: numbers of 1, 2 or 3 bits become numbers of four bits, and
-numbers of 5 bits become numbers of eight bits. `gguf_codes.py` has these types.
+The numbers are converted to four or eight bits, without rounding: numbers of 1, 2 or 3 bits become
+numbers of four bits, and numbers of 5 bits become numbers of eight bits. `gguf_codes.py` has these
+types.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class _Numbers:
 
     @cached_property
     def _places(self) -> Tensor:
-        """For each value of an int8, as an unsigned byte, its index in `values`, [256] uint8."""
+        """A table [256] uint8 with the index in `values` of each number. The number, an int8, is
+        looked up as an unsigned byte."""
         places = torch.zeros(256, dtype=torch.uint8)
         for place, value in enumerate(self.values or ()):
             places[value & 255] = place
@@ -86,8 +87,7 @@ def _code(
 
 
 def _signed(*sizes: int) -> tuple[int, ...]:
-    """Returns each size as a positive and as a negative value, followed by zeros up to sixteen
-    values."""
+    """Returns sixteen values: the sizes, then the sizes with a minus sign, then zeros."""
     both = (*sizes, *(-size for size in sizes))
     return (*both, *(0,) * (16 - len(both)))
 
@@ -98,7 +98,7 @@ _GRID_3_S = _signed(1, 3, 5, 7, 9, 11, 13, 15)
 
 
 def _plain(at: int) -> _Scales:
-    """Returns a function that reads the scale of blocks that have one scale, at byte `at`."""
+    """Returns a function that reads the only scale of each block, at byte `at` of the block."""
     return lambda blocks: (half(blocks, at), None)
 
 

@@ -11,8 +11,8 @@ from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spa
 
 
 class GgufStack(PlainTensor, GroupedTensor):
-    """A tensor [n, n_out, n_in] whose `n` matrices are read one at a time, each like a
-    `GgufMatrix`."""
+    """A tensor [n, n_out, n_in], which holds `n` matrices. If it stays quantised, its matrices are
+    read one at a time, each like a `GgufMatrix`."""
 
     def __init__(self, files: GgufFile, name: str) -> None:
         super().__init__(files, name)

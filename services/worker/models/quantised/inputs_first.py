@@ -98,8 +98,8 @@ class InputsFirst(QuantisedMatrix):
         return self.n_groups, self.n_out * self.form.bits // WORD_BITS
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns numbers from the tensor `suffix`, whose words are packed along the second
-        dimension."""
+        """Returns the unpacked numbers at the indices `rows` and `columns` of the tensor named
+        `suffix`, [n_rows, n_columns]. A word of the tensor holds numbers of several columns."""
         words = self.tensor(suffix, rows, words_of(columns, self.form.bits))
         numbers = unpack(words, self.form.bits)
         return numbers_of(numbers, columns, self.form.bits)

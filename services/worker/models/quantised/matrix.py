@@ -61,7 +61,8 @@ class QuantisedMatrix(GroupedTensor):
         return 1 << self.form.bits - 1
 
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised.
+        """Returns the form (bits, group size and values) in which the part `spans` can stay
+        quantised, or None if the part must be dequantised.
 
         If inputs are in several groups, returns None unless `MULTIPLE` divides both the group size
         and the first column of the part. Subclasses also return None if the inputs of a group are
@@ -85,7 +86,7 @@ class QuantisedMatrix(GroupedTensor):
         return self._files.find(f"{self._module}.{suffix}") is not None
 
     def tensor(self, suffix: str, *spans: range) -> Tensor:
-        """Returns the index ranges `spans` of the matrix's tensor whose name ends in `suffix`."""
+        """Reads the index ranges `spans` of the matrix's tensor whose name ends in `suffix`."""
         return self._files.read(f"{self._module}.{suffix}", spans)
 
     def wrong(
@@ -179,7 +180,8 @@ def run_of(bits: int) -> int:
 
 
 def words_of(span: range, bits: int) -> range:
-    """Returns the range of words that hold the numbers of `span`."""
+    """Returns the range of the 32-bit words that hold the numbers with the indices `span`. The
+    words contain whole runs of numbers (see `run_of`), so they may hold more numbers."""
     run = run_of(bits)
     n_words = run * bits // WORD_BITS
     return range(span.start // run * n_words, -(-span.stop // run) * n_words)
@@ -205,16 +207,16 @@ def unpack_bytes(stored: Tensor, bits: int) -> Tensor:
 
 
 def numbers_of(numbers: Tensor, span: range, bits: int) -> Tensor:
-    """Returns the numbers of `span` along the second dimension.
+    """Returns the columns of `numbers` whose indices in the whole tensor are `span`.
 
-    `numbers` has all numbers of the words that contain `span`.
+    `numbers` must be unpacked from the words `words_of(span, bits)`, which may hold more numbers.
     """
     skipped = span.start % run_of(bits)
     return numbers[:, skipped : skipped + len(span)]
 
 
 def range_of(groups: Tensor) -> range:
-    """Returns the smallest range that contains all `groups`."""
+    """Returns the smallest range that contains all of the group indices `groups`."""
     if not groups.numel():
         return range(0)
     return range(int(groups.min()), int(groups.max()) + 1)

@@ -59,8 +59,8 @@ class MlxMatrix(QuantisedMatrix):
 
     @property
     def _shift(self) -> int:
-        """The number that is subtracted from each stored number. Stored numbers have no sign. With
-        4 or 8 bits, the largest ones do not fit into a `GroupedMatrix` without the subtraction."""
+        """The number that is subtracted from each stored number. Stored numbers have no sign, and
+        those of 4 or 8 bits would otherwise be too large for a `GroupedMatrix`."""
         return self.middle if self.form.bits in (4, 8) else 0
 
     def _numbers(self, rows: range, columns: range) -> Tensor:

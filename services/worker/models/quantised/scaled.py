@@ -46,9 +46,9 @@ class ScaledMatrix(QuantisedMatrix):
 
     @property
     def _scale_name(self) -> str:
-        """The name of the tensor of scales. An FP8 matrix with one scale may use either of two
-        names: AutoFP8 writes the name of the format, and `transformers` the name that scales of
-        blocks have."""
+        """The name of the tensor of scales: the name in the format, or `weight_scale_inv` if the
+        files have only that tensor. `transformers` writes this name for FP8 also if a matrix has
+        one scale, while AutoFP8 writes the name in the format."""
         name = self.form.scale_name
         is_other = self._header(name) is None and self._header(_INVERSE) is not None
         return _INVERSE if self.form.is_float and is_other else name
@@ -74,8 +74,8 @@ class ScaledMatrix(QuantisedMatrix):
         return weight.mul_(self._scales(rows, columns))
 
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised. Returns None for FP8, which is
-        always dequantised."""
+        """Returns for int8 what `QuantisedMatrix.group_form` returns, which may be None. Returns
+        None for FP8, which is always dequantised."""
         header = self._header("weight")
         is_int8 = header is not None and header.element == "I8"
         return super().group_form(spans) if is_int8 else None

@@ -92,6 +92,6 @@ class AutoRound(Method):
 
 
 def _target(name: str) -> str:
-    """Converts a key of `extra_config` to a target. A regular expression may match anywhere within
-    a module's name."""
+    """Converts a key of `extra_config` to a target of `WeightFormat`: the name of a module, or
+    "re:" and a regular expression. The expression may match anywhere within a module's name."""
     return f"re:.*(?:{name})" if _SPECIAL & set(name) else name

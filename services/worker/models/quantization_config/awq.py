@@ -38,7 +38,7 @@ class Awq(Method):
     def weight_format(self) -> WeightFormat:
         """Returns the format of the weights that these settings describe.
 
-        Zero points are stored even if every zero point is the middle of the range.
+        AWQ's files have zero points even if every zero point is the middle of the range.
         """
         form = MatrixFormat(
             layout="awq",

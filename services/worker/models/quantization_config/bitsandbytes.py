@@ -1,6 +1,7 @@
-"""The settings of bitsandbytes: NF4 or FP4 in blocks of a flat matrix, or int8 in rows.
+"""The settings of bitsandbytes: NF4 or FP4 with a scale for each block of numbers, or int8 with a
+scale for each row.
 
-Which modules are quantised, and how large blocks are, is read from the weight files.
+The weight files say which modules are quantised, and how large the blocks are.
 """
 
 from __future__ import annotations

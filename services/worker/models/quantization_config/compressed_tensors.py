@@ -26,8 +26,8 @@ _Format = Literal[
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Describes how compressed-tensors stores weights of one numeric type, and with which numbers
-    of bits."""
+    """Describes how compressed-tensors stores weights of one numeric type: the layout, and the
+    numbers of bits that the weights may have."""
 
     layout: Layout
     type: Literal["int", "float"]

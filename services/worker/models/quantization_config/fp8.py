@@ -1,5 +1,5 @@
-"""The settings of FP8 in three variants: with scales of blocks (DeepSeek, Qwen), with one scale
-(AutoFP8), or with a scale for each output (FBGEMM)."""
+"""The settings of FP8 in three variants: with a scale for each block of a matrix (DeepSeek, Qwen),
+with one scale for the whole matrix (AutoFP8), or with a scale for each output (FBGEMM)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.worker.models.weight_format import MatrixFormat, WeightFormat
 
 
 class Fp8(Method):
-    """The settings of FP8 with a scale for each block of a matrix, or with one scale."""
+    """The settings of FP8 with a scale for each block of a matrix, or one for the whole matrix."""
 
     # Settings of activations, and how scales were rounded before storing in float32.
     ignored = frozenset(("activation_scheme", "dequantize"))

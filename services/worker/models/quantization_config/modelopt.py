@@ -1,5 +1,5 @@
-"""The settings of NVIDIA's ModelOpt: NVFP4, or FP8 with one scale or with a scale for each
-output."""
+"""The settings of NVIDIA's ModelOpt: NVFP4, or FP8 with one scale for a matrix or with a scale for
+each output."""
 
 from __future__ import annotations
 
@@ -76,5 +76,6 @@ def _form(algorithm: _Algorithm, group_size: int, target: str) -> MatrixFormat:
 
 
 def _target(name: str) -> str:
-    """Converts a module's name to a target. The name may contain the wildcards of a shell."""
+    """Converts a module's name to a target of `WeightFormat`. A name with the wildcards of a shell
+    becomes "re:" and a regular expression."""
     return f"re:{fnmatch.translate(name)}" if set("*?[") & set(name) else name

@@ -79,8 +79,8 @@ def read_weight_format(
 
 
 def _method(name: object, given: JsonObject) -> type[Method]:
-    """Returns the method of the quantisation settings `given`. `name` is the value of their key
-    `quant_method`."""
+    """Returns the class for the quantisation settings `given`. `name` is the value of their key
+    `quant_method`. Raises UnsupportedModel for an unknown method."""
     if name is None and {"group_size", "bits"} <= given.keys():
         return Mlx
     if name is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):

@@ -4,13 +4,13 @@ Transfers use the group of the pipeline, collectives the group of the stage. Glo
 receives by a tag, which is the number of the iteration. NCCL matches sends with receives by order,
 which is the order of plans.
 
-An NCCL group handles CUDA streams. It has a communicator and a stream for each pair of ranks, so
-that sends, receives and sums do not wait for each other. The stream of a transfer waits for all
-work that the rank has launched before. A send therefore begins when its tensor is computed, and
-runs in parallel with work that the rank launches afterwards. `Work.wait` makes the rank's stream
-wait for the transfer and returns at once, so that only the layers of an iteration wait for its
-activations. A receive that is started after the launch of an iteration begins when that iteration
-is computed; an earlier begin would only occupy multiprocessors.
+An NCCL group manages CUDA streams itself: it has a communicator and a stream for each pair of
+ranks, so that sends, receives and sums do not wait for each other. The stream of a transfer waits
+for all work that the rank has launched before the transfer. A send therefore begins when its tensor
+is computed, and runs in parallel with work that the rank launches afterwards. `Work.wait` makes the
+rank's stream wait for the transfer and returns at once, so that only the layers of an iteration
+wait for its activations. A receive that is started after the launch of an iteration begins when
+that iteration is computed; an earlier begin would only occupy multiprocessors.
 
 Gloo and NCCL detect the loss of a peer only if its sockets are closed. If a peer only hangs, waits
 must be ended by `abort`.
@@ -36,7 +36,8 @@ from services.worker.rank.data_plane.transport import (
 
 
 class GroupTransport:
-    """Transfers in the group of the pipeline, and collectives in the group of the stage."""
+    """Transfers tensors in the process group of the pipeline, and offers collectives in the process
+    group of the stage."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class GroupTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers, with collectives in the group of the stage."""
+        """The ranks that share this stage's layers. Their collectives use the group of the
+        stage."""
         if self.place.tp_size == 1:
             return SINGLE
         return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
@@ -120,7 +122,7 @@ class GroupTransport:
 
 
 class GroupTensorParallel:
-    """The ranks of one stage; implements `TensorParallel` for the stage's model."""
+    """Computes the collectives of the ranks of one stage; implements `TensorParallel`."""
 
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank = rank

@@ -23,7 +23,8 @@ _NO_TIMEOUT = timedelta(0)  # as an argument of `Work.wait`: the timeout of the 
 
 
 class Group(Protocol):
-    """The operations of a process group that the transport uses."""
+    """The part of torch's process groups that the transport uses: transfers, collectives and
+    `abort`."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Starts to send `tensors` to the rank `peer`."""

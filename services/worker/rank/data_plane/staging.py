@@ -11,7 +11,7 @@ from services.worker.rank.data_plane.transport import Receipt, Transport
 
 
 class StagedTransport:
-    """Transfers GPU tensors with a transport of CPU tensors."""
+    """Transfers GPU tensors through a transport for CPU tensors."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -19,7 +19,7 @@ class StagedTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers, with collectives through CPU memory."""
+        """The ranks that share this stage's layers. Their collectives go through CPU memory."""
         return self._tensor_parallel
 
     def warm_up(self) -> None:
@@ -33,7 +33,7 @@ class StagedTransport:
         return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """Copies `hidden` to the CPU, and starts to send it to the next stage."""
+        """Copies `hidden` to the CPU, and starts to send the copy to the next stage."""
         self._transport.send(hidden.cpu(), iteration)
 
     def abort(self) -> None:

@@ -1,8 +1,8 @@
 """The interface of the data plane for a rank and its model, and the error that ends an epoch.
 
 A receive is started as soon as its plan is known, before the activations are sent and possibly long
-before the rank needs them. A rank does not wait for its sends. If a peer has ended or is stopped,
-another thread ends all waits with `abort`.
+before the rank needs them. A rank does not wait for its sends, unless more than MAX_PENDING_SENDS
+are in flight. If a peer has ended or is stopped, another thread ends all waits with `abort`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank's place in its pipeline."""
+    """The place of a rank in an epoch of its pipeline: its stage, and its index within the
+    stage."""
 
     pipeline_id: str
     epoch: int
