@@ -3,8 +3,8 @@
 A list has one entry for each name. An entry says that an adapter was loaded under the name, or that
 the adapter of this name was unloaded. Each change of a name has a higher version, and a list keeps
 the entry with the highest version. So two lists that have received the same changes are equal, in
-whatever order the changes came, and a new leader that receives the lists of several frontends ends
-with the newest entry of each name.
+whatever order the changes came. A new leader receives the lists of several frontends and then has
+the newest entry of each name.
 
 Versions grow with the clock. So a new leader gives out higher versions than the previous leader,
 even if it has not yet seen all changes of the previous leader.
@@ -38,8 +38,9 @@ class AdapterEntry:
 
 
 class AdapterList:
-    """The newest entry of each name of an adapter. A change takes about the same time however long
-    the list is, because schedulers and frontends change the list in their event loops."""
+    """Holds the newest entry for each name of an adapter. However long the list is, a change takes
+    about the same time. This matters because schedulers and frontends change the list in their
+    event loops."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         """`now` returns the time in seconds since 1970."""
@@ -71,19 +72,19 @@ class AdapterList:
         return None if found is None or found.is_removed else found
 
     def source_of(self, digest: str) -> AdapterEntry | None:
-        """Returns the entry of a loaded adapter that has this digest. Returns None if there is no
-        such adapter."""
+        """Returns the entry of a loaded adapter whose files have the digest `digest`. Returns None
+        if there is no such adapter."""
         return next(iter(self._by_digest.get(digest, {}).values()), None)
 
     def put(self, name: str, source: str, digest: str) -> AdapterEntry:
-        """Notes that an adapter was loaded, and returns its entry."""
+        """Notes that the adapter `name` was loaded, and returns the new entry."""
         entry = AdapterEntry(self._next_version(), False, name, source, digest)
         self.merge([entry])
         return entry
 
     def remove(self, name: str) -> AdapterEntry | None:
-        """Notes that an adapter was unloaded, and returns the entry that says so. Returns None if
-        no adapter of this name is loaded."""
+        """Notes that the adapter `name` was unloaded, and returns the new entry. Returns None if no
+        adapter of this name is loaded."""
         if self.get(name) is None:
             return None
         entry = AdapterEntry(self._next_version(), True, name, "", "")
@@ -91,8 +92,9 @@ class AdapterList:
         return entry
 
     def merge(self, entries: Iterable[AdapterEntry]) -> list[AdapterEntry]:
-        """Takes over each entry that is newer than the list's entry of the same name. Returns the
-        entries that were taken over, without those that exceed the limits of the list."""
+        """Puts each of `entries` that is newer than the list's entry of the same name into the
+        list. Then drops the oldest entries beyond the limits of the list. Returns the new entries
+        that were not dropped."""
         newer: dict[str, AdapterEntry] = {}
         for one in entries:
             known = self._entries.get(one.name)

@@ -8,13 +8,13 @@ from services.common.adapter_list import AdapterEntry
 
 
 def from_proto(message: scheduler_pb2.LoadedAdapters) -> Iterator[AdapterEntry]:
-    """Yields the entries that a message describes."""
+    """Yields the entries of an adapter list that a message describes."""
     for one in message.adapters:
         yield AdapterEntry(one.version, one.is_removed, one.name, one.source, one.digest)
 
 
 def to_proto(entries: Iterable[AdapterEntry]) -> scheduler_pb2.LoadedAdapters:
-    """Returns the message that describes `entries`."""
+    """Returns the message that describes `entries` of an adapter list."""
     return scheduler_pb2.LoadedAdapters(
         adapters=[
             scheduler_pb2.LoadedAdapter(

@@ -1,4 +1,5 @@
-"""The sources from which clients may load adapters: a setting that lists prefixes of sources.
+"""Checks the sources from which clients load adapters against a setting that lists allowed
+prefixes.
 
 A source is the absolute path of a directory. A prefix allows a source if the source is the prefix
 or is below the prefix, after links and `..` have been followed in both paths. So `/adapters` allows
@@ -26,8 +27,9 @@ class SourceRefused(ValueError):
 
 
 def _prefixes(value: object) -> object:
-    """Returns the prefixes in the value of the setting, which is a text or a list of texts. Raises
-    ValueError if a prefix does not have the form of a source, or is `/`."""
+    """Returns the prefixes in `value`, the value of the setting that lists allowed prefixes: a text
+    or a list of texts. Raises ValueError if a prefix does not have the form of a source, or is
+    `/`."""
     texts = value if isinstance(value, list | tuple) else (value,)
     found = [part for text in texts for part in _SEPARATOR.split(str(text).strip()) if part]
     for prefix in found:
@@ -56,8 +58,8 @@ def check_form(source: str) -> None:
 
 
 def directory_of(source: str, prefixes: Iterable[str]) -> Path:
-    """Returns the directory that a source names, with links followed. Each of its entries must be
-    checked too, with `check_inside`.
+    """Returns the directory that a source names, with links followed. Each file in the directory
+    must be checked too, with `check_inside`.
 
     Raises:
         SourceRefused: no prefix allows the source.
@@ -69,8 +71,8 @@ def directory_of(source: str, prefixes: Iterable[str]) -> Path:
 
 def check_inside(path: Path, prefixes: Iterable[str]) -> Path:
     """Returns `path` with links followed. Open files by the returned path, because the links in
-    `path` may change. A link that leads to itself is not followed, and opening the returned path
-    then fails.
+    `path` may be changed after the check. A link that leads to itself is not followed, and opening
+    the returned path then fails.
 
     Raises:
         SourceRefused: the returned path would not be below a prefix.

@@ -1,4 +1,4 @@
-"""The traits by which a worker reports the adapters (LoRA) of its model.
+"""Makes and reads the traits by which a worker reports the adapters (LoRA) of its model.
 
 A trait is a name with a text. The trait `adapter:NAME` has the digest of the files of the adapter
 NAME. All stages of a pipeline must have equal traits, and so have equal adapters. Schedulers and
@@ -31,7 +31,7 @@ def check_name(name: str) -> None:
 
 
 def adapter_traits(digests: Mapping[str, str], *, max_loaded: int = 0) -> dict[str, str]:
-    """Returns the traits (texts by their names) with which a worker reports its adapters.
+    """Returns the traits with which a worker reports its adapters: a mapping from names to texts.
 
     `digests` has the digest of each adapter, by the adapter's name. There is one trait for each
     adapter, and one with a digest of all adapters. `max_loaded` is the number of adapters that

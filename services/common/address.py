@@ -1,6 +1,6 @@
 """Network addresses, `host:port`: parsing, formatting, and the sockets of servers.
 
-A host is an IPv4 address, an IPv6 address, or a name; before a port, an IPv6 address stands in
+A host is an IPv4 address, an IPv6 address, or a name. If a port follows, an IPv6 address stands in
 brackets. Some hosts stand for several addresses of a machine, wherever an address is expected:
 
 | host | addresses |
@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Returns the address that `host:port` names. Without a host, the address is `::`.
+    """Returns the address that a text `host:port` names. If the host is left out, it is `::`.
 
     Raises:
         ValueError: the text is not `host:port`.
@@ -137,9 +137,9 @@ def reachable(address: Address) -> Address:
 
 
 def places(address: Address) -> list[Address]:
-    """Returns the IP addresses on which a server must listen so that clients reach it at `address`.
-    All have the same port. If the port of `address` is 0, a single address keeps port 0, and
-    several addresses get one port that is free on all of them.
+    """Returns the IP addresses, with ports, on which a server must listen for clients to reach it
+    at `address`. All have the port of `address`. If this port is 0, a single address keeps port 0,
+    and several addresses get one port that is free on all of them.
 
     Raises:
         OSError: the host of `address` is a name that has no address of this machine, or no port is
@@ -181,15 +181,16 @@ def bound_address(listeners: Sequence[socket.socket], address: str) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the operating system's message for an error. The address that asyncio and sockets
-    append to the message is left out."""
+    """Returns the operating system's message for an error, without the network address that asyncio
+    and sockets append to it."""
     if isinstance(error, socket.gaierror) or not error.errno:
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
 
 def of_socket(name: Any) -> Address:
-    """Returns the address of a client from the result of `getpeername`."""
+    """Returns the address of a client. `name` is the result of `getpeername` for the client's
+    connection."""
     return Address(_plain(name[0]), name[1])
 
 

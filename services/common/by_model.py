@@ -1,4 +1,5 @@
-"""Settings that may have a value for each model: `VALUE`, or `NAME=VALUE` for the model NAME.
+"""Parses settings that may have a value for each model: `VALUE`, or `NAME=VALUE` for the model
+NAME.
 
     demo=/models/demo,code=/models/code      a value for each of two models
     hermes,code=qwen3_coder                  a value for all models, and another one for `code`
@@ -24,9 +25,9 @@ SEPARATOR = re.compile(r",(?=[/.~]|[^=,\s/.~][^=,\s]*=)")
 
 
 def _pairs_in(value: object) -> object:
-    """Returns pairs of a model's name and a value. `value` is a text, or a list of texts and pairs.
-    A value for all models has the empty name. A value that is neither a text nor a pair is a value
-    for all models."""
+    """Returns the value of a setting as pairs of a model's name and a value. `value` is a text, or
+    a list of texts and of such pairs. A value for all models has the empty name; anything that is
+    neither a text nor a pair is a value for all models, too."""
     items = value if isinstance(value, list | tuple) else (value,)
     pairs: list[object] = []
     for item in items:
@@ -45,7 +46,8 @@ def _pair(item: object) -> object:
 
 
 def pair_in(text: str) -> tuple[str, str]:
-    """Returns the name and the value of `NAME=VALUE`. The name is empty if the text has none."""
+    """Splits `NAME=VALUE` into the name and the value. The name is empty if the text has no
+    name."""
     named = _NAMED.fullmatch(text)
     return ("", text) if named is None else (named["name"], named["value"])
 

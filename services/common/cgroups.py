@@ -1,4 +1,4 @@
-"""The control groups that limit this process.
+"""Finds the control groups (cgroups) that limit this process.
 
 In a container, the process's own group is usually the root of the mounted directory. Outside
 containers, it is deeper in the tree, where a service manager or a batch system has made it. The

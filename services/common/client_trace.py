@@ -1,4 +1,4 @@
-"""The trace context that a client sends in HTTP headers or gRPC metadata.
+"""Reads the trace context that a client sends in HTTP headers or gRPC metadata.
 
 The variable `OTEL_PROPAGATORS` selects the formats of contexts that are read. Two rules of W3C
 Trace Context apply to all formats. A list may be divided among several headers with one name, and
@@ -21,7 +21,8 @@ DEFAULT = "tracecontext,baggage"
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A format in which clients send a trace context, and the headers of the format."""
+    """A format in which clients send a trace context: the code that reads it, and the names of its
+    headers."""
 
     propagator: Callable[[], TextMapPropagator]
     once: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""The length of the model's context, as the files of the checkpoint state it.
+"""Reads the length of the model's context from the files of the checkpoint.
 
 The length bounds the characters of a prompt, and so the memory of a frontend, before any pipeline
 serves the model. The pipeline may serve a shorter context.
@@ -103,8 +103,9 @@ def stated_context(
 def _stretched(
     config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
 ) -> Derived[int] | None:
-    """Returns the original context times the factor of the rotary setting. Returns None if there is
-    no setting that stretches the context, or if the model's plain length includes the factor."""
+    """Returns the stretched length: the original length times the factor of the rotary setting.
+    Returns None if no rotary setting stretches the context, or if the length under the plain key
+    includes the factor already (Gemma 3)."""
     if str(config.get("model_type")).startswith(_COUNTED):
         return None
     key, rope = _rope(config)
@@ -120,8 +121,9 @@ def _stretched(
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Returns the key under which `config.json` has the rotary settings, and the settings. If the
-    file has both keys, a setting is taken from `rope_scaling` only if `rope_parameters` lacks it.
+    """Returns the key under which a `config.json` has its rotary settings, and the settings. The
+    key is `rope_parameters`, or `rope_scaling` in older files. If a file has both keys, a setting
+    is taken from `rope_scaling` only if `rope_parameters` lacks it.
     """
     both = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
     old, new = (rope if isinstance(rope, dict) else {} for rope in both)

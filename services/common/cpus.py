@@ -1,4 +1,4 @@
-"""The number of this machine's processors that a process may use.
+"""Computes the number of CPUs that a process may use.
 
 In a container this number is often smaller than the number of processors of the machine: the
 scheduler affinity names the usable processors, and the quota of a control group limits the time on

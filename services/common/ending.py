@@ -2,8 +2,8 @@
 
     error: num_attention_heads: 9 cannot be divided among tp_size 2 ranks
 
-A service that runs alone prints the line. A service with a launcher reports the line on its pipe,
-and the launcher prints the line once, when all services have ended.
+A service without a launcher prints the line. A service that a launcher has started writes the line
+to the launcher's pipe, and the launcher prints it once, when all services have ended.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service whose settings are wrong. `reason` says what is wrong with each setting."""
+    """Ends this process, a service whose settings are wrong, by raising SystemExit. `reason` says
+    what is wrong with each setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 
@@ -51,7 +52,8 @@ def print_error(line: str) -> None:
 
 def ready_fd_of(arguments: Sequence[str]) -> int | None:
     """Returns the file descriptor of the launcher's pipe from a command line whose other options
-    may be wrong. Returns None if the command line has no such option.
+    may be wrong. Returns None if the command line has no such option, or if its value is not a
+    number.
 
     The option is recognised only in the spelling that launchers use, `--ready-fd=NUMBER`.
     """

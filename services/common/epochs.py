@@ -3,8 +3,8 @@
 Each term of a leader has a range of epochs (`services/scheduler/cluster/term.py`), and a Kubernetes
 Lease counts terms in 31 bits. Leaders never reach the upper half of the numbers up to `MAX_EPOCH`.
 If a stage has seen an epoch of the upper half, the number came from a bug or from an attacker. A
-leader must not choose an even larger epoch, since no terms would be left for later leaders. So the
-stage ends instead. When the stage is started again, it has forgotten the epoch.
+leader must not answer with an even larger epoch, because no terms would be left for later leaders.
+Instead, the stage ends. When it is started again, it has forgotten the epoch.
 """
 
 EPOCHS_PER_TERM = 2**20

@@ -73,8 +73,8 @@ class InvalidRequest(OrcinusError):
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt leaves no room for an answer in the model's context, or not enough room for an
-    answer of the requested length.
+    """The prompt fills the model's context, or leaves too little of it for an answer of the
+    requested length.
 
     Agents (clients with long conversations) recognise this error and shorten the conversation.
     """
@@ -101,7 +101,7 @@ class Unsupported(InvalidRequest):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served, or that the caller may not use."""
 
     def __init__(self, model: str, *, served: Sequence[str]) -> None:
         """`served` are the names of the models that the caller may use."""
@@ -134,7 +134,8 @@ class PermissionDenied(OrcinusError):
 
 
 class PoolFull(OrcinusError):
-    """The request pool is full, or one client has used up its part of the pool."""
+    """There are too many requests, there is too much data of clients, or one client has used up its
+    share. Trying again later may help."""
 
     def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
@@ -142,7 +143,8 @@ class PoolFull(OrcinusError):
 
 
 class Unavailable(OrcinusError):
-    """No pipeline serves at the moment; trying again may help."""
+    """The request cannot be served at the moment, for example because there is no pipeline or this
+    process is stopping. Trying again may help."""
 
 
 class RequestFailed(OrcinusError):

@@ -1,10 +1,10 @@
-"""Receives and sends the messages of one gRPC call. For clients that are not trusted, limits the
-time that each message may take.
+"""Receives the requests of one gRPC call and sends its responses. For clients that are not trusted,
+limits the time that each message may take.
 
-gRPC has no timeout for a request that does not arrive or for a client that does not read. Python
-cannot end a server's call whose client does not read. So if a client does not read, its call is
-aborted: the resources of the call's method are released at once, and the status of the call waits
-in gRPC until the client reads or disconnects.
+gRPC has no timeout for a request that does not arrive, or for a client that does not read. A server
+in Python cannot end a call whose client does not read. So in this case, only the method of the call
+is aborted, and its resources are released at once. The status of the call waits in gRPC until the
+client reads or disconnects.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ N_TURNS = 4
 
 
 class Exchange:
-    """Receives and sends the messages of one call without timeouts, for trusted callers."""
+    """Receives the requests of one call and sends its responses, without timeouts. For trusted
+    callers."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -36,7 +37,8 @@ class Exchange:
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends a response message. Returns when gRPC has sent the message, or has room for it."""
+        """Sends a response message. Returns when gRPC has sent the message, or has put it into its
+        buffer."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
@@ -53,8 +55,8 @@ class Exchange:
 
 
 class LoopTimer:
-    """A timer that does not read a clock. It divides its time limit into a few turns, each of which
-    is one wait of the event loop, and counts the turns down.
+    """A timer that does not read a clock. It divides its time limit into a few equal turns. For
+    each turn, it asks the event loop to wait once, and it counts the turns down.
 
     If the event loop does not run for a while, because the process got no processor or was stopped,
     this time counts as one turn only, so the client loses at most one turn of its time limit. The
@@ -87,7 +89,7 @@ class LoopTimer:
 
 
 class TimedExchange(Exchange):
-    """Receives and sends the messages of one call, each with a timeout.
+    """Receives the requests of one call and sends its responses, with a timeout for each message.
 
     One timer watches all writes of a call; each message restarts the timer. An object of this class
     must be made, and used, in the task that answers the call.
@@ -126,7 +128,8 @@ class TimedExchange(Exchange):
             raise errors.TimedOut("the request did not come in time") from None
 
     async def write(self, message: Any) -> None:
-        """Sends a response message. Returns when gRPC has sent the message, or has room for it.
+        """Sends a response message. Returns when gRPC has sent the message, or has put it into its
+        buffer.
 
         Raises:
             TimedOut: the client did not read in time.
@@ -165,7 +168,7 @@ class TimedExchange(Exchange):
 
     def _end_unread(self) -> None:
         """Called at the time limit. If a write is waiting for the client, cancels the task of the
-        call. If not, the RPC method is slow and not the client, so the timer is restarted."""
+        call. If none is, the RPC method is slow, not the client, so the timer is restarted."""
         if self._is_writing and self._task is not None:
             self._is_unread = True
             self._task.cancel()

@@ -8,9 +8,9 @@
 | the API's name, and the empty name | calls of that API are accepted |
 | `serving` | requests that arrive now get tokens (`serving.py`); schedulers and frontends only |
 
-Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, since Kubernetes
-cannot present a certificate. Probes by HTTP, for versions of Kubernetes without gRPC probes, use
-the port of the metrics (`metrics.py`).
+Probes by gRPC use a separate port, which serves nothing else. The port has no TLS, because
+Kubernetes cannot present a certificate. Probes by HTTP, for versions of Kubernetes without gRPC
+probes, use the port of the metrics (`metrics.py`).
 """
 
 from functools import partial
@@ -33,8 +33,8 @@ hangs."""
 
 
 class Health:
-    """The standard gRPC health service of one process. After `start`, the process counts as alive,
-    but not as started or ready."""
+    """The health of one process, as the standard gRPC health service reports it. After `start`, the
+    process counts as alive, but not as started or ready."""
 
     def __init__(self, api: str) -> None:
         self._api = api
@@ -47,7 +47,7 @@ class Health:
         await self._set(False, STARTUP, READINESS, "", self._api)
 
     async def set_started(self) -> None:
-        """Sets the status of the name `startup` to serving, since the start is complete."""
+        """Sets the status of the name `startup` to serving. Call it when the start is complete."""
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
@@ -74,15 +74,15 @@ class Health:
         return None if status is None else status == health_pb2.HealthCheckResponse.SERVING
 
     def end(self) -> None:
-        """Ends all open watches after the last status. Otherwise a server that waits for its calls
-        to end would wait for the watches."""
+        """Ends all open watches (calls of `Watch`) after they have sent the last status. Otherwise
+        a server that waits for its calls to end would wait for the watches."""
         self._statuses.end()
 
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:
-        """Adds the health service to a server. Each server has watches of its own. `exchange` makes
-        the object that receives and sends the messages of a call."""
+        """Adds the health service to a gRPC server. The limit on watches holds for each server
+        separately. `exchange` makes the object that receives and sends the messages of a call."""
         handler = rpc_handlers.service_handler(
             SERVICE, HealthServicer(self._statuses), exchange=exchange
         )
@@ -90,7 +90,7 @@ class Health:
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
         """Starts and returns a server for probes on `address`. The server serves only the health.
-        Returns None without an address."""
+        Returns None if `address` is None."""
         if address is None:
             return None
         server = rpc.create_server(rpc.PROBE_SERVER_OPTIONS)

@@ -1,9 +1,9 @@
-"""The standard gRPC health service, in which a slow client never delays a change of status.
+"""Implements the standard gRPC health service. A slow client never delays a change of status.
 
-The implementation of grpcio-health-checking holds a lock while it writes to a watcher: a client
-that does not read would prevent the process from reporting that it stops. Here each watch sends the
-latest status when its client has read the previous one. Statuses in between are skipped, as the
-protocol allows.
+The package grpcio-health-checking holds a lock while it writes to a watching client. With this
+package, a client that does not read could keep the process from reporting that it stops. Here each
+watch sends the latest status when its client has read the previous one. Statuses in between are
+skipped, as the protocol allows.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Status = int
 
 
 class HealthStatuses:
-    """The health status of each name, and an event for the tasks that wait for the next change."""
+    """Keeps the health status of each name, and wakes the tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
@@ -57,8 +57,8 @@ class HealthStatuses:
         self._wake()
 
     def end(self) -> None:
-        """Marks the statuses as final, and wakes the tasks that wait for a change, so that watches
-        end."""
+        """Marks the statuses as final, and wakes the tasks that wait for a change. Open watches
+        then end."""
         self.has_ended = True
         self._wake()
 
@@ -75,7 +75,7 @@ class HealthStatuses:
 
 
 class HealthServicer:
-    """The methods of the health service on one server."""
+    """Implements the methods of the health service for one server."""
 
     def __init__(self, statuses: HealthStatuses, *, max_watches: int = MAX_WATCHES) -> None:
         self._statuses = statuses
@@ -86,7 +86,8 @@ class HealthServicer:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Answers with the status of a name. Ends with NOT_FOUND if the status was never set."""
+        """Answers with the status of a name. Ends the call with NOT_FOUND if the status of this
+        name was never set."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")

@@ -1,5 +1,5 @@
-"""`python -m services.common.healthcheck HOST:PORT SERVICE`: requests the health of a process, for
-`make status` and for health checks of Docker, which run a command.
+"""`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health. `make
+status` and Docker's health checks run this command.
 
 The exit status is 0 if the service is serving. Otherwise it is 1, with the reason on standard
 error. The program does not use TLS, so HOST:PORT must be the address that serves only health. A

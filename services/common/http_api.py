@@ -1,4 +1,5 @@
-"""A client of a frontend's HTTP API, for commands on a terminal: JSON, and server-sent events.
+"""A client of a frontend's HTTP API, for commands on a terminal. It reads JSON and server-sent
+events.
 
 The client blocks and needs only the standard library. Each call makes a new connection.
 """
@@ -28,7 +29,7 @@ class ApiError(Exception):
 
 
 class HttpApi:
-    """A client of the HTTP API at a URL."""
+    """Calls the HTTP API at a URL."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
         """`timeout_s` limits the time for making a connection, and for each wait for bytes.

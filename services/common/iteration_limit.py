@@ -1,11 +1,11 @@
-"""How long an iteration may take before the rank or pipeline that runs it counts as hung.
+"""Computes how long an iteration may take before the rank or pipeline that runs it counts as hung.
 
 The limit follows the measured times of iterations: it is a floor plus a multiple of the expected
 time, and at most a ceiling. The expected time is the sum of two estimates: one by the number of
 tokens of the batch, and one by the number of pairs of tokens that attend to each other. Each
-estimate is learned from iterations of about the same size. Both estimates are rather too high than
-too low, for two reasons. An iteration of few tokens takes more time per token than an iteration of
-many. And each of the two estimates is learned from the whole time of iterations.
+estimate is learned from iterations of about the same size. The estimates tend to be too high rather
+than too low, for two reasons. An iteration of few tokens takes more time per token than an
+iteration of many. And each of the two estimates is learned from the whole time of iterations.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,13 @@ MAX_BITS = 64
 """Number of bits of the largest size that an iteration may have."""
 
 DECAY = 0.9
-"""Factor by which the longest time of a size decays with each iteration of about that size."""
+"""Factor by which the longest time of a size class is multiplied before each new iteration of this
+class is compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationSize:
-    """The size of an iteration."""
+    """The size of an iteration, which determines how long the iteration may take."""
 
     n_tokens: int
     n_attended: int
@@ -52,7 +53,7 @@ class IterationSize:
 
 
 class IterationLimit:
-    """The time limit for each iteration of one rank or of one pipeline, derived from measured
+    """Computes the time limit for each iteration of one rank or of one pipeline, from measured
     times.
 
     One thread may call `of` while another thread calls `learn`.
@@ -92,7 +93,8 @@ class IterationLimit:
 
 
 class _LongestTimes:
-    """The longest recent times of iterations, by the number of bits of the iteration's size."""
+    """Keeps the longest recent time of iterations of each size class. The class is the number of
+    bits of the size."""
 
     def __init__(self) -> None:
         self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size
@@ -106,9 +108,10 @@ class _LongestTimes:
         """Returns the expected seconds for an iteration of `size`. Returns None before anything was
         measured.
 
-        Sizes with an equal number of bits count as one size. The longest time of measured sizes up
-        to this one is scaled in proportion to `size`. If a larger size was measured, the result is
-        at most the longest time up to the nearest larger size.
+        Sizes with an equal number of bits form one class. The estimate is the longest time in the
+        classes up to the class of `size`, scaled in proportion to `size`. If a larger class was
+        measured, the estimate is at most the longest time up to the next larger class that was
+        measured.
         """
         n_bits = size.bit_length()
         longest_s = 0.0

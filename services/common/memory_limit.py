@@ -1,4 +1,5 @@
-"""The memory limit of this process's container, and whether a service's settings fit into it.
+"""Finds the memory limit of this process's container, and checks whether a service's settings fit
+into it.
 
 A service that may need more memory than its limit would run well until the requests of some client
 need that much. Then the kernel would kill the service, and the requests of all clients would fail.
@@ -16,8 +17,8 @@ PROCESS = "the process itself"
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Returns the lowest memory limit of this process's control groups in bytes, or None without a
-    limit. `groups_of` explains the arguments."""
+    """Returns the lowest memory limit of this process's control groups in bytes, or None if there
+    is no limit. `groups_of` explains the arguments."""
     limits = [
         int(limit)
         for group in groups_of("memory", cgroups=cgroups, membership=membership)

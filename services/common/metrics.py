@@ -1,4 +1,4 @@
-"""Metrics code that all services share: a registry, the port for Prometheus, and exemplars.
+"""Code for metrics that all services share: the registry, the port for Prometheus, and exemplars.
 
 The port also serves the health, for probes that cannot use gRPC (`health.py`).
 
@@ -84,7 +84,7 @@ POLL_S = 0.5
 
 SILENCE_LIMIT_S = 30.0
 """Timeout in seconds for a client of the metrics that neither sends nor reads. The limit is needed
-since each client occupies a thread."""
+because each client occupies a thread."""
 
 
 @contextlib.contextmanager
@@ -97,14 +97,14 @@ def listening(
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> Iterator[str | None]:
     """Answers HTTP requests for metrics and health on `address` inside the `with` block. Yields the
-    address in use, host:port. Without an address, answers nothing and yields None.
+    address in use, host:port. If `address` is None, answers nothing and yields None.
 
     `GET /metrics` returns the metrics in `registry`. The status of `GET /health/NAME` is 200 if
     `is_healthy(NAME)` returns True, 503 if it returns False, and 404 if it returns None.
 
-    Each connection is answered in a thread of its own, so values may change while they are read.
-    The end of the block waits until no more connections are accepted, but not until all requests
-    are answered, because the block ends on an event loop.
+    Each connection is answered in a thread of its own, so values may change while they are read. At
+    its end, the block waits until no more connections are accepted. It does not wait until all
+    requests are answered, because it would hold up the event loop in which it ends.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -154,7 +154,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a client's connection, and sets its timeout to the limit of silence."""
+        """Accepts a client's connection, and sets the timeout after which a silent client is
+        dropped."""
         client, name = super().get_request()
         client.settimeout(self._silence_limit_s)
         return client, name

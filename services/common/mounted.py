@@ -1,4 +1,4 @@
-"""Files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
+"""Reads files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
 
 Files are read again whenever their content is needed; no thread watches them. If the content is
 broken or half written, the last valid content stays in use, and the reason is logged once.
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Mounted(Generic[Content, Value]):
-    """The content of files, kept up to date. The methods may be called from any thread.
+    """Keeps the content of files up to date. The methods may be called from any thread.
 
     `read` reads the files and returns content that can be compared, and `parse` makes a value from
     the content. Both functions must raise OSError for an error that may be temporary, and

@@ -1,8 +1,7 @@
 """Creates named tuples in half the usual time.
 
-The class of a named tuple creates an object by a function written in Python. Each output token
-needs a few small tuples, and creating them with the class takes as long as all other work on the
-tuples.
+Calling the class of a named tuple runs a function written in Python. Each output token needs a few
+small tuples, and creating them by calling the class takes as long as all other work on the tuples.
 """
 
 from collections.abc import Callable

@@ -2,9 +2,9 @@
 wrong.
 
 OpenTelemetry's libraries read the variables while they are imported. A wrong value gives a
-traceback, or a default is used silently. This module has the rules of the libraries, so that a
-service refuses a wrong value in one line before it imports them. If traces are off, nothing is
-checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
+traceback, or a default is used silently. This module has the rules of the libraries. With it, a
+service refuses a wrong value, in one line, before it imports the libraries. If traces are off,
+nothing is checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
 """
 
 import math

@@ -18,7 +18,7 @@ later than its caller."""
 
 
 class OutageLog:
-    """The log lines about one kind of failure. Any thread may call the methods.
+    """Writes the log lines about one kind of failure. Any thread may call the methods.
 
     There is at most one line about failures every `REPEAT_S` seconds, even if attempts fail and
     succeed in turn.
@@ -46,7 +46,7 @@ class OutageLog:
         """Number of failures of the present outage, and of earlier outages that are still to be
         logged."""
         self._since = 0.0
-        """Time of the first of these failures."""
+        """Time of the first failure that `_n_failed` counts."""
         self._said_at: float | None = None
         self._is_said = False
 

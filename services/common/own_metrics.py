@@ -1,6 +1,6 @@
 """Counters and histograms for prometheus_client that only one thread changes.
 
-The library's own metrics take a lock and make several calls for each change, since any thread may
+The library's own metrics take a lock and make several calls for each change, because any thread may
 change them. The metrics of this module are plain numbers, which the thread that answers Prometheus
 reads without a lock. Registries, families and formats come from the library. Unlike the library,
 this module refuses neither negative amounts nor long exemplars.
@@ -76,7 +76,8 @@ Child = TypeVar("Child", Count, Distribution)
 
 
 class _Metric(Collector, Generic[Child]):
-    """A metric with one name. It has a child for each set of label values in use."""
+    """A metric with one name. It has a child (a value of its own) for each set of label values in
+    use."""
 
     _only: Child
     """The only child of a metric without labels."""
@@ -105,7 +106,8 @@ class _Metric(Collector, Generic[Child]):
         return child
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the metric family without samples, so that the registry learns its name."""
+        """Yields the metric family without samples. The registry calls this method to learn the
+        metric's name."""
         yield self._family({})
 
     def collect(self) -> Iterator[Metric]:

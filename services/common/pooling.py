@@ -1,4 +1,5 @@
-"""How a model turns the hidden states of a prompt into a vector (pooling), as workers report it.
+"""How a model turns the hidden states of a prompt into a vector (pooling): an embedding or a score.
+Workers report this to schedulers and frontends.
 
 A worker reports properties of its model as traits, which are names with texts. A worker whose model
 makes vectors reports the trait `pooling`, whose text is the record `Pooling` in JSON. All stages of

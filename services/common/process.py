@@ -37,8 +37,8 @@ examines the youngest generation."""
 
 
 class ReadyPipe:
-    """Writes the progress and the readiness of a service to its launcher. Does nothing without a
-    launcher."""
+    """Writes the progress and the readiness of a service to its launcher. Does nothing if the
+    service has no launcher."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -97,9 +97,9 @@ def die_with_parent() -> None:
 
 def wait_for_turn(fd: int | None, *, ready_fd: int | None) -> None:
     """Reports to the launcher that this process is a spare process, and waits until the launcher
-    lets it serve. `fd` is the read end of a pipe. The function returns when the launcher writes a
-    byte to the pipe. If the launcher closes the pipe, the process ends. Returns at once if `fd` is
-    None."""
+    lets the process serve. `fd` is the read end of a pipe. The function returns when the launcher
+    writes a byte to the pipe. If the launcher closes the pipe, the process ends. Returns at once if
+    `fd` is None."""
     if fd is None:
         return
     with contextlib.suppress(BrokenPipeError):  # then the launcher has ended, as `read` shows
@@ -119,8 +119,8 @@ def raise_descriptor_limit() -> None:
 
 
 def stop_event() -> asyncio.Event:
-    """Returns an event that is set by SIGTERM or SIGINT, which then no longer end the process. A
-    SIGTERM that arrived while the signal was blocked sets the event, too."""
+    """Returns an event, and makes SIGTERM and SIGINT set this event instead of ending the process.
+    A SIGTERM that arrived while the signal was blocked sets the event, too."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -144,8 +144,8 @@ def freeze_objects() -> None:
 
     Imported objects are never freed, and each full collection would stop the process for 50 to 80
     ms to examine them. Young objects are examined after `YOUNG_OBJECTS` new objects instead of 700:
-    an iteration of many requests creates more than 700, and they are freed when the next iteration
-    begins.
+    an iteration of many requests creates more than 700 objects, which become free when the next
+    iteration begins.
     """
     gc.collect()
     gc.freeze()
@@ -167,8 +167,8 @@ def end_within(limit_s: float, status: int) -> None:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Waits for a task or an event. Returns whether the task finished before the event was set. If
-    not, the task is cancelled unless `cancel` is false.
+    """Waits until a task has finished or an event is set. Returns whether the task finished before
+    the event was set. If not, the task is cancelled unless `cancel` is false.
 
     If the caller is cancelled, the task is cancelled, too.
     """

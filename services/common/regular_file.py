@@ -1,8 +1,8 @@
 """Opens a regular file at a path whose links were followed and checked before.
 
-Another process may put a link or a pipe at this path after the check. So the last part of the path
-must not be a link, opening a pipe does not wait for its writer, and the type of the opened file is
-checked.
+Another process may put a link or a pipe at this path after the check. So files are opened in a way
+that refuses a link as the last part of the path and does not wait for the writer of a pipe. Then
+the type of the opened file is checked.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """Limits the resident memory of this process by returning unused memory to the system.
 
-glibc keeps freed memory, in an arena for each of many threads. After a flood of gRPC calls, whose
-threads come and go, glibc kept twenty times the memory in use, and never returned it. Other C
-libraries and other systems keep less; this module does nothing there.
+glibc keeps freed memory in arenas, and many threads have an arena of their own. After a flood of
+gRPC calls, whose threads come and go, glibc kept twenty times the memory in use, and never returned
+it. Other C libraries and other systems keep less; this module does nothing there.
 """
 
 import asyncio

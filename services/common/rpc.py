@@ -1,4 +1,4 @@
-"""gRPC connections as all services make them: channels, servers and one set of limits.
+"""Makes gRPC channels and servers for all services, with one set of limits.
 
 `rpc_handlers` makes the handlers of servicers.
 """
@@ -25,7 +25,8 @@ KEEPALIVE_S = 5
 """Seconds between two pings.
 
 With this interval, either side notices in less than ten seconds that its peer is stopped or its
-network is cut. A peer whose event loop hangs still answers pings, since gRPC's threads answer them.
+network is cut. A peer whose event loop hangs still answers pings, because gRPC's threads answer
+them.
 """
 
 KEEPALIVE_TIMEOUT_S = 4
@@ -107,19 +108,19 @@ def public_server_options(
     """Returns the options of a public server, whose clients are not trusted.
 
     `MAX_STREAMS` limits the concurrent calls of one connection. The client's gRPC library keeps
-    further calls waiting. gRPC's own protection against overload is off. A waiting call begins as
-    soon as another call ends, before the server has removed the ended call. With the protection,
-    the server would count one call too many and refuse the new call, and then all other waiting
-    calls.
+    further calls waiting. gRPC's own protection against overload is off, for the following reason.
+    A waiting call begins as soon as another call ends, before the server has removed the ended
+    call. With the protection, the server would count one call too many and refuse the new call, and
+    then all other waiting calls.
 
     Connections beyond `max_connections` are closed before anything is read from them. gRPC's
     defaults are right for floods of reset frames and settings frames: at most 32 calls begin at a
     time, and nothing is read from a client that does not read the answers to its frames. No option
-    of gRPC usefully limits what a connection sends beside its calls, such as pings
-    (`connection_watch.py`).
+    of gRPC usefully limits what a connection sends in addition to its calls, such as pings;
+    `connection_watch.py` limits it.
 
     A client that is silent for a quarter of `silence_limit_s` is sent a ping. It has
-    `silence_limit_s` seconds to answer the ping, since its network may come back.
+    `silence_limit_s` seconds to answer the ping, because its network may come back.
     """
     silence_limit_ms = int(silence_limit_s * 1000)
     return [

@@ -15,7 +15,7 @@ also have a hook, `admit`, which checks each call's metadata. Both checks are ma
 is received: a message that the server does not read stays with the sender, so a refused call costs
 no memory. A service may name an observer, which returns a context manager for each call. The call
 runs in this context manager, which sees errors before they become statuses. Finally, a service may
-limit how messages are received and sent (`exchange.py`).
+set time limits for receiving and sending messages (`exchange.py`).
 """
 
 import asyncio
@@ -89,8 +89,8 @@ def service_handler(
     `callers` has the roles that may call each method. Without `callers` every peer may call all
     methods. `admit` is called with the context of each call, and raises an error to refuse the
     call. `observe` returns the context manager in which a call runs. `exchange` makes, for each
-    call, the object that receives the request and sends the responses. Methods with a stream of
-    requests receive and send by themselves.
+    call, the object that receives the request and sends the responses. It is not used for methods
+    with a stream of requests: these receive and send their messages themselves.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -111,8 +111,8 @@ def service_handler(
 
 
 def parse(data: bytes, request_class: type[Request]) -> Request:
-    """Parses `data` as a request. Raises InvalidRequest if `data` is not a message of this
-    class."""
+    """Parses `data` as a request, and returns it. Raises InvalidRequest if `data` is not a message
+    of the class `request_class`."""
     try:
         return request_class.FromString(data)
     except DecodeError:
@@ -139,8 +139,8 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of a servicer, the roles that may call it, and the functions that apply to each of
-    its calls."""
+    """A method of a servicer, the roles that may call the method, and the functions that are
+    applied to each call of it."""
 
     name: str
     behaviour: Callable[..., Any]
@@ -150,14 +150,15 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the context manager in which a call must run so that it is observed. If the
-        method has no observer, the context manager does nothing."""
+        """Returns the context manager in which a call must run to be observed. If the method has no
+        observer, the context manager does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)
 
     def check_caller(self, context: Any) -> None:
-        """Raises PermissionDenied unless the caller's certificate has one of the roles."""
+        """Raises PermissionDenied unless the caller's certificate has one of the roles that may
+        call this method."""
         if self.callers is None:
             return
         names = [name.decode() for name in context.auth_context().get(CALLER_NAMES, ())]

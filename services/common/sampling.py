@@ -6,8 +6,8 @@ rank's table of requests. All other code is derived from the fields: the bodies 
 conversion to and from `sampling.proto` (`sampling_proto.py`), the checks of frontend and scheduler,
 and the columns on the ranks. Ranks do not check options again.
 
-The module needs neither protobuf nor pydantic, since the engine core imports it where they are not
-installed. The other options of a request, such as its length, stop strings and the number of
+The module needs neither protobuf nor pydantic, because the engine core imports it where they are
+not installed. The other options of a request, such as its length, stop strings and the number of
 answers, are defined elsewhere.
 """
 

@@ -4,7 +4,7 @@ To serve is not the same as to be ready, which means that traffic may be routed 
 that holds requests for a moment is ready. A service does not serve in three cases: it has no
 pipeline; requests wait and no token was produced for `SILENCE_LIMIT_S` seconds; or its event loop
 stands still. A prompt whose prefill alone takes longer than that limit also makes a service not
-serve, since no request gets a token meanwhile.
+serve, because no request gets a token meanwhile.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ PERIOD_S = 0.5
 
 
 class ServingWatch:
-    """Determines whether one process serves at present. `reason_against` may be called from any
-    thread."""
+    """Determines whether one process serves at present: whether requests that arrive now get
+    tokens. `reason_against` may be called from any thread."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class ServingWatch:
     ) -> None:
         """`trouble` returns the reason why no request could be served, or an empty text. `details`
         returns further text about the reason, or an empty text. `n_waiting` returns the number of
-        requests that wait for tokens. `progress` is the noun in the message about missing progress:
-        "no token for 9 s"."""
+        requests that wait for tokens. `progress` is the noun in messages about missing progress,
+        such as `token` in "no token for 9 s"."""
         self._trouble = trouble
         self._details = details
         self._n_waiting = n_waiting
@@ -51,8 +51,8 @@ class ServingWatch:
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Updates the object with the present state of the process. Call it from the event loop, at
-        least once per second."""
+        """Records the present state of the process, and that its event loop runs. Call it from the
+        event loop, at least once per second."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at

@@ -2,7 +2,7 @@
 command line.
 
 pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`. Here such a
-variable is an error, since a setting that is silently ignored is worse than a failed start. (In
+variable is an error, because a setting that is silently ignored is worse than a failed start. (In
 Kubernetes a Service named `orcinus-…` puts variables of that prefix into every pod, unless the pod
 says `enableServiceLinks: false`.)
 """
@@ -114,8 +114,8 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns how much memory the service may need, in bytes: for each setting that determines
-        a part of the memory, the size of this part.
+        """Returns, for each setting that determines a part of the service's memory, the largest
+        size of this part in bytes.
 
         The result is empty if the memory is not known at the start (`memory_limit.py`).
         """
@@ -134,11 +134,12 @@ class ServerSettings(ServiceSettings):
 
     health_address: HostPort | None = None
     """Address, host:port, that answers gRPC health checks without TLS, for probes that cannot do
-    TLS. The service's own port answers health checks too. When not set, only that port does."""
+    TLS. The service's own port answers health checks too. When this setting is not set, only the
+    service's own port answers them."""
 
     metrics_address: HostPort | None = None
     """Address, host:port, that answers `GET /metrics` for Prometheus and `GET /health/NAME` for
-    probes that can't ask by gRPC, always without TLS. When not set, the service has neither."""
+    probes that cannot use gRPC, always without TLS. When not set, the service answers neither."""
 
     tls_dir: Path | None = None
     """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, laid out as a
@@ -146,12 +147,12 @@ class ServerSettings(ServiceSettings):
     set, nothing between services is encrypted or authenticated."""
 
     ready_fd: int | None = None
-    """File descriptor on which a local launcher waits for progress and addresses; the process ends
-    with its launcher. Only `services.local` sets it."""
+    """File descriptor of the pipe to which this process writes its progress and its addresses for a
+    local launcher. The process ends with its launcher. Only `services.local` sets it."""
 
     turn_fd: int | None = None
-    """File descriptor on which a spare process waits, when it has started, until a local launcher
-    lets it serve. Only `services.local` sets it."""
+    """File descriptor of the pipe on which a spare process waits, after its start, until a local
+    launcher lets it serve. Only `services.local` sets it."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages that are logged."""

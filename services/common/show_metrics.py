@@ -1,7 +1,8 @@
 """`python -m services.common.show_metrics HOST:PORT NAME…`: prints samples of a process's metrics.
 
-Each NAME is the beginning of a sample, so it may include labels. Samples that are 0 are left out.
-So for a gauge whose label is a state, only the present state is printed.
+Each NAME is the beginning of a sample's line, so it may include labels. Samples that are 0 are left
+out. So if a gauge has a sample for each possible state, only the sample of the present state is
+printed.
 """
 
 import argparse
@@ -19,7 +20,7 @@ def samples(address: str, names: tuple[str, ...]) -> list[str]:
 
     Raises:
         OSError: the process does not answer, or not completely. Timeouts are such errors.
-        HTTPException: the answer is no HTTP, or ends too early.
+        HTTPException: the answer is not HTTP, or ends too early.
     """
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with directly.open(f"http://{address}/metrics", timeout=LIMIT_S) as answer:
@@ -28,7 +29,7 @@ def samples(address: str, names: tuple[str, ...]) -> list[str]:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the reason of an error of `samples`."""
+    """Returns a text that says why `samples` raised the error."""
     if isinstance(error, urllib.error.URLError):
         return str(error.reason)
     return str(error) or type(error).__name__

@@ -27,14 +27,14 @@ _RETRYING = re.compile(r",? retrying in [0-9.]+s\.?")
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
-    """A bounded queue of spans, and a thread that sends the spans in batches.
+    """Queues spans, and sends them in batches in a thread of its own. The queue is bounded.
 
     A span is dropped if the queue is full.
     """
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str, max_queue_size: int) -> None:
         """`endpoint` is the URL of the collector, for log lines. The URL is logged without its
-        credentials. `max_queue_size` is the number of spans for which the queue has room."""
+        credentials. `max_queue_size` is the largest number of spans in the queue."""
         self._losses = OutageLog(
             log,
             failing="spans are dropped",

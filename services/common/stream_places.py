@@ -11,12 +11,12 @@ from services.common.errors import PoolFull
 
 
 class StreamPlaces:
-    """Limits the concurrent calls of one method, or of several methods together. Each call takes
-    one of a fixed number of places."""
+    """Limits the number of concurrent calls of one method, or of several methods together. Each
+    call takes one of a fixed number of places."""
 
     def __init__(self, n_places: int, *, of: str) -> None:
-        """At most `n_places` calls take a place at a time. `of` is the plural noun for the calls in
-        messages."""
+        """`n_places` is the number of places. `of` is the plural noun by which error messages name
+        the calls, such as `streams`."""
         self.n_taken = 0
         """Number of places taken: by calls in progress, and by calls that have ended but whose
         status the client has not read."""
@@ -24,8 +24,8 @@ class StreamPlaces:
         self._of = of
 
     def take(self) -> None:
-        """Takes a place for the call that the current task serves. The place is free again when the
-        task ends, which is when the client has read the end of the call or the connection is lost.
+        """Takes a place for the call that the current task serves. The place becomes free when the
+        task ends: after the client has read the end of the call, or after the connection is lost.
 
         Raises:
             PoolFull: no place is free.

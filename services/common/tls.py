@@ -1,11 +1,12 @@
-"""TLS between services, and towards clients, from files that are renewed while processes run.
+"""Sets up TLS between services, and between services and clients, with certificate files that may
+be renewed while processes run.
 
 A certificate names the role of a process, not its address: each role has a DNS name, which a
 certificate of that role carries among its alternative names (SAN). The caller checks that the
-server has the expected role, and ignores the server's address, since addresses of pods change. The
-server accepts only certificates of the same authority, and looks up the caller's role in its table
-(`rpc_handlers`). Between services TLS is always mutual; clients of the public API need no
-certificate.
+server has the expected role, and ignores the server's address, because addresses of pods change.
+The server accepts only certificates of the same authority, and checks that the caller's role may
+call the method (`rpc_handlers`). Between services TLS is always mutual; clients of the public API
+need no certificate.
 
 The files are in a directory with the layout of a Kubernetes TLS Secret. When they are renewed, new
 connections use the new files, and open connections keep the old ones. Tensors between ranks are not
@@ -69,7 +70,7 @@ Certificates = Mounted[_Files, _Identity]
 
 
 def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
-    """Returns a function that opens channels to peers of the role `role`. Without a directory, the
+    """Returns a function that opens channels to peers of the role `role`. If `tls_dir` is None, the
     channels are in plaintext.
 
     A channel keeps the certificate with which it was opened.
@@ -94,8 +95,8 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
 def server_credentials(
     tls_dir: Path | None, *, require_client_certificate: bool = True
 ) -> grpc.ServerCredentials | None:
-    """Returns the credentials that a gRPC server uses for new connections. Returns None without a
-    directory.
+    """Returns the credentials that a gRPC server uses for new connections. Returns None if
+    `tls_dir` is None.
 
     Raises:
         OSError: the files are missing or broken.
@@ -112,8 +113,8 @@ def server_credentials(
 
 
 def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
-    """Returns the context that an HTTP server uses for new connections. Returns None without a
-    directory.
+    """Returns the TLS context that an HTTP server uses for new connections. Returns None if
+    `tls_dir` is None.
 
     Raises:
         OSError: the files are missing or broken.
@@ -134,8 +135,8 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
 def callers(
     tls_dir: Path | None, table: Mapping[str, Collection[str]]
 ) -> Mapping[str, Collection[str]] | None:
-    """Returns `table`, the roles that may call each method. Returns None without a directory, since
-    callers then cannot prove their roles."""
+    """Returns `table`, which has the roles that may call each method. Returns None, for no check,
+    if `tls_dir` is None, because callers cannot prove their roles without TLS."""
     return None if tls_dir is None else table
 
 

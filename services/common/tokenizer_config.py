@@ -1,4 +1,4 @@
-"""Reads what `tokenizer_config.json` and the small files beside it say about tokens.
+"""Reads what `tokenizer_config.json`, and small files in the same directory, say about tokens.
 
 `tokenizer.json` has the vocabulary. Some checkpoints name a few further tokens, or which tokens are
 special, only in `tokenizer_config.json`. The rules are the rules of `transformers` 5:
@@ -36,7 +36,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """The tokens that are named in the files beside `tokenizer.json`."""
+    """The tokens that are named in `tokenizer_config.json` and in small files of the same
+    directory."""
 
     keys: Mapping[str, Any]
     """The keys and values of `tokenizer_config.json`. The keys of `special_tokens_map.json` are
@@ -151,7 +152,7 @@ def complete(tokenizer: Json, config: TokenizerConfig) -> Json:
 
 
 class Numbers:
-    """The ids of a tokenizer's tokens, and the ids that further tokens would get."""
+    """Finds the ids of a tokenizer's tokens, and the ids that new tokens get."""
 
     def __init__(self, tokenizer: Json) -> None:
         self.added = _added_tokens(tokenizer)
@@ -163,18 +164,19 @@ class Numbers:
         self._special = {token["id"] for token in self.added if token.get("special")}
 
     def find(self, text: str) -> int | None:
-        """Returns the id of a token, or None if there is no such token."""
+        """Returns the id of the token `text`, or None if the tokenizer does not have this token."""
         found = self._added.get(text, self._vocab.get(text))
         return None if found is None else _number(found, TOKENIZER)
 
     def of(self, text: str) -> int:
-        """Returns the id of a token. For a token that the tokenizer does not have, returns the next
-        free id."""
+        """Returns the id of the token `text`. If the tokenizer does not have this token, returns
+        the next free id."""
         found = self.find(text)
         return self._next if found is None else found
 
     def add(self, text: str) -> bool:
-        """Adds a token to the added tokens. Returns False if the token was already one of them."""
+        """Adds the token `text` to the tokenizer's added tokens. Returns False if it was already
+        one of them."""
         is_new = text not in self._added
         self._added[text] = number = self.of(text)
         self._next = max(self._next, number + 1)

@@ -1,4 +1,4 @@
-"""Functions and constants that make parts of a `tokenizer.json` for several kinds of tokenizers."""
+"""Makes the parts of a `tokenizer.json` that several kinds of tokenizers share."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def cut_by(pattern: str) -> Json:
 
 
 def added_token(content: str, token_id: int, *, special: bool, normalized: bool = False) -> Json:
-    """Returns an entry for an added token. The tokenizer finds added tokens in a text before it
-    divides the rest."""
+    """Returns the entry of a `tokenizer.json` for an added token. The tokenizer looks for added
+    tokens in a text before it divides the rest."""
     return {
         "id": token_id,
         "content": content,
@@ -95,8 +95,9 @@ def document(added: Iterable[Json], **parts: object) -> str:
 def around(
     before: tuple[str, int] | None, after: tuple[str, int] | None, *, otherwise: Json | None = None
 ) -> Json | None:
-    """Returns the step that puts the token `before` in front of each text and the token `after`
-    behind it. Both are pairs of the token's text and id. If both are None, returns `otherwise`."""
+    """Returns the step of `tokenizer.json` that puts the token `before` in front of each text, and
+    the token `after` behind the text. Each is a pair of the token's text and its id, or None. If
+    both are None, returns `otherwise`."""
     if before is None and after is None:
         return otherwise
 

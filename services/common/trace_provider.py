@@ -1,4 +1,5 @@
-"""Sets up OpenTelemetry's SDK, which makes and sends spans, from its environment variables.
+"""Sets up OpenTelemetry's SDK, which makes and sends spans, as OpenTelemetry's environment
+variables say.
 
 The SDK reads variables while it is imported. So this module must be imported only if traces are on,
 and after `otel_variables` has found no error. Spans leave by OTLP, over gRPC or HTTP. Neither uses

@@ -35,8 +35,8 @@ FLUSH_S = 3.0
 """Timeout in seconds for sending the last spans of a process, unless the process has less time."""
 
 STOP_SHARE = 0.1
-"""Share of the timeout for the last spans in which the exporter must stop after sending was given
-up. A request over HTTP does not stop; it ends with the process."""
+"""Fraction of the timeout for sending the last spans that is kept for stopping the exporter, after
+sending has been given up. A request over HTTP does not stop; it ends with the process."""
 
 MAX_LINKS = 1024
 """Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another number. It
@@ -46,7 +46,8 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """The tracing of one process: its tracer, and the exporter that sends its spans."""
+    """The tracing of one process: the tracer that makes its spans, and the exporter that sends
+    them."""
 
     def __init__(
         self,
@@ -68,8 +69,9 @@ class Tracing:
         return self._provider is not None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Sends the remaining spans. Returns within `limit_s` seconds, by default `FLUSH_S`; spans
-        that have not been sent shortly before are dropped. Must not be called on the event loop."""
+        """Sends the remaining spans, and returns within `limit_s` seconds, by default `FLUSH_S`.
+        Shortly before this time is over, drops the spans that have not been sent. Must not be
+        called on the event loop."""
         limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return
@@ -135,8 +137,8 @@ def from_message(message: trace_pb2.TraceContext) -> Context:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Returns the ids of the current trace and span in hexadecimal, for logs. Returns None without
-    a span."""
+    """Returns the ids of the current trace and span in hexadecimal, for logs. Returns None if there
+    is no current span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None

@@ -1,5 +1,5 @@
-"""Figures of the pipelines of a scheduler: totals and rates of their iterations, for each second of
-the scheduler's clock.
+"""Computes figures (totals and rates) of the iterations of a scheduler's pipelines, for each second
+of the scheduler's clock.
 
 Events of iterations arrive a little late, so the figures of a second are computed `LAG_S` seconds
 after its end. While no iterations run, no figures are made.
@@ -34,8 +34,8 @@ class Totals:
     n_spans: int = 0
     n_tokens: int = 0
     allocated_slots: dict[int, int] = field(default_factory=dict)
-    """For each pipeline, by pipeline number, the largest number of K/V slots that were allocated at
-    any time."""
+    """The largest number of K/V slots of each pipeline that were allocated at one moment, keyed by
+    the pipeline's number."""
     first_tokens: Durations = field(default_factory=Counter)
     """Histogram of the seconds from a request's arrival to its first token."""
     token_gaps: Durations = field(default_factory=Counter)
@@ -52,7 +52,8 @@ class Totals:
         self.token_gaps.update(other.token_gaps)
 
     def note_slots(self, pipeline: int, n_slots: int) -> None:
-        """Records that `n_slots` K/V slots of a pipeline were allocated at a time in the period."""
+        """Records that `n_slots` K/V slots of a pipeline were allocated at one moment of the
+        period."""
         self.allocated_slots[pipeline] = max(self.allocated_slots.get(pipeline, 0), n_slots)
 
 
@@ -74,7 +75,7 @@ def quantile_s(durations: Durations, part: float) -> float | None:
 
 
 class Figures:
-    """The totals of each second of the last minute, and the figures that are computed from them."""
+    """Keeps the totals of each second of the last minute, and computes the figures from them."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, Totals]] = deque()

@@ -1,9 +1,11 @@
-"""The events of `watch.proto` as JSON, an object per event; `watch_view.py` adds derived fields.
+"""Converts the events of `watch.proto` to JSON, one object per event. `watch_view.py` adds derived
+fields.
 
 Points in time are seconds of wall-clock time since 1970; durations are seconds. Enums are written
 as the last words of their names in lower case (`REQUEST_TURN_PUT_DOWN` is "put_down"), and the
 kinds of an iteration's spans are one letter each: `p` for prefill, `d` for decode, `r` for
-recomputation. Fields of a request or a mark that are not set are left out.
+recomputation. Fields that are not set are left out of events about a request, and of marks (events
+with a text for people).
 
 A recording is a file of such objects, one per line. Its first line is `HEADER`.
 """

@@ -1,5 +1,5 @@
-"""The view of the pipelines that viewers draw: takes the events of a scheduler and yields changes,
-computed once for all viewers.
+"""Computes what viewers of a scheduler's pipelines draw: takes the events of the scheduler and
+yields changes. They are computed once for all viewers.
 
     event → View.take → changes, as objects of JSON → page, console, recordings
 
@@ -12,7 +12,8 @@ A viewer keeps the changes and draws them; all sums are computed here. A change 
                 `first_tokens`: pairs of a request and the seconds from its arrival to its first
                 token; and `memory`: how many K/V slots of the pipeline are in each kind of use
     pool        has `n_generated` of the running requests
-    mark        has a `text` that names the pipeline, if there have been several
+    mark        (an event for people) has a `text` that names the pipeline, if there have been
+                several
 
 In addition there are `figures` (`watch_figures.py`) once per second, unless all pipelines are idle.
 """
@@ -30,8 +31,8 @@ from services.common.watch_json import Json, seconds, to_json
 _DECODE = watch_pb2.SPAN_KIND_DECODE
 
 ENDED_S = 10.0
-"""Seconds for which a request is remembered after its end, since events of its last iterations may
-arrive later."""
+"""Seconds for which a request is remembered after its end, because events of its last iterations
+may arrive later."""
 
 
 @dataclass(slots=True)
@@ -49,8 +50,8 @@ class _Request:
         `end_position` is the position after the span's last token. The number of earlier output
         tokens follows from this position.
 
-        Tokens cannot simply be counted, since iterations that were in flight when the watch began
-        have no events.
+        Tokens cannot simply be counted, because there are no events of the iterations that were in
+        flight when the watch began.
         """
         if self.n_prompt_tokens:
             n_before = end_position - self.n_prompt_tokens
@@ -60,8 +61,8 @@ class _Request:
 
 
 class View:
-    """The state of a scheduler's pipelines as seen in one watch. The first event of the watch must
-    be an epoch."""
+    """Keeps the state of a scheduler's pipelines during one watch, and yields its changes. The
+    first event of the watch must be an epoch."""
 
     def __init__(self) -> None:
         self._epochs: dict[int, watch_pb2.EpochEvent] = {}  # the last one of each pipeline
@@ -168,9 +169,10 @@ class View:
         return {"n_generated": [self._requests[number].n_generated for number in event.running]}
 
     def _mark(self, event: watch_pb2.MarkEvent) -> Json:
-        """Returns the field `text` for the change that `event` causes: the event's text, preceded
-        by the name of its pipeline. Returns no field if there has been only one pipeline, or the
-        event belongs to no pipeline."""
+        """Returns the field `text` for the change that the mark `event` causes: the text of the
+        mark, preceded by the name of its pipeline. Returns no field if there has been only one
+        pipeline, or if the mark belongs to no pipeline. A mark is an event with a text for
+        people."""
         of = [number for number, epoch in self._epochs.items() if epoch.epoch == event.epoch]
         if not of or len(self._epochs) == 1:
             return {}

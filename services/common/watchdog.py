@@ -6,8 +6,8 @@ If a process is paused, or gets no processor, this thread makes no ticks either,
 not count as hung. A process that hangs writes the stacks of all its threads and ends, so that its
 launcher or Kubernetes starts it again, even if no probe checks it.
 
-In a call that holds the interpreter lock, this thread does not run either, so it cannot detect a
-hang in such a call. Probes and launchers detect it.
+While a call holds the interpreter lock, this thread does not run either, so it cannot detect a hang
+in such a call. Probes and launchers detect such a hang.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ HUNG_STATUS = 70
 """Exit status of a process that has hung (EX_SOFTWARE of sysexits.h)."""
 
 LIMIT_S = 7.0
-"""Seconds within which an event loop must complete a turn.
+"""Seconds within which an event loop must make progress.
 
 Together with the time until the watchdog notices a hang, this is less than ten seconds.
 """
@@ -41,9 +41,10 @@ def end_hung_process(reason: str) -> None:
 
 
 class Watchdog:
-    """A thread that ends the process if its event loop completes no turn for a while.
+    """A thread that ends the process if its event loop makes no progress for a while: if the task
+    `turn` has not run for `limit_s` seconds.
 
-    The thread watches from the first turn to the end of the `with` block.
+    The thread watches from the time when `turn` first runs to the end of the `with` block.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class Watchdog:
         self._thread.join(self._limit_s)
 
     async def turn(self) -> None:
-        """Counts the turns of the event loop, which shows the watchdog's thread that the loop makes
-        progress. Runs until cancelled."""
+        """Increments a counter every `tick_s` seconds, which shows the watchdog's thread that the
+        event loop makes progress. Runs until cancelled."""
         while True:
             self._n_turns += 1
             await asyncio.sleep(self._tick_s)

@@ -1,15 +1,15 @@
-"""API keys: which callers may use the public API, and how much each may use. Both protocols, HTTP
-and gRPC, check callers with this module.
+"""API keys: which callers may use the public API, and how much each may use. The servers of both
+protocols, HTTP and gRPC, check callers with this module.
 
 A file, mounted from a Secret, has a name, a hash and limits for each key:
 
     {"keys": [{"name": "alice", "sha256": "9f86d0…", "requests_per_minute": 60}]}
 
-Keys are random and long, so that a plain SHA-256 hides them. A key is looked up by its hash, so no
-comparison reveals how near a guess came. A changed file is in use a second later. Limits belong to
-names: when a name gets another key, the usage that is counted for the name stays. Each frontend
-enforces the limits of calls and answers for its own callers. The scheduler enforces the limits of
-tokens, over all frontends.
+Keys are random and long, so a plain SHA-256 suffices to hide them. A key is looked up by its hash,
+so the time of a comparison does not reveal how much of a guess was right. A changed file is in use
+a second later. Limits belong to names: when a name gets another key, the usage that is counted for
+the name stays. Each frontend enforces the limits of calls and answers for its own callers. The
+scheduler enforces the limits of tokens, over all frontends.
 
 `python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
 """
@@ -118,7 +118,7 @@ class ApiKeyFile(BaseModel):
 
 
 class CallBucket:
-    """A limit on calls per minute, as a token bucket. The bucket holds at most the calls of one
+    """Limits the calls per minute by a token bucket. The bucket holds at most the calls of one
     minute."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
@@ -127,8 +127,8 @@ class CallBucket:
         self._filled_at = now
 
     def take(self, now: float) -> float:
-        """Takes one call from the bucket and returns 0.0. If less than one call is in the bucket,
-        takes nothing and returns the seconds until there is one. `now` is the time in seconds."""
+        """Takes one call from the bucket and returns 0.0. If the bucket has less than one call,
+        takes nothing, and returns the seconds until it has one. `now` is the time in seconds."""
         gained = (now - self._filled_at) * self.per_minute / MINUTE_S
         self._level = min(float(self.per_minute), self._level + gained)
         self._filled_at = now
@@ -139,8 +139,9 @@ class CallBucket:
 
 
 class Account:
-    """The account of a caller: the limits of its key, and its answers in flight. An account without
-    a key has no limits, but its requests may not have a better priority than the default."""
+    """The account of a caller: enforces the limits of the caller's key, and counts the caller's
+    answers in flight. An account without a key has no limits, but its requests may not have a
+    better priority than the default."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class Account:
         return self._message
 
     def count_call(self, now: float) -> None:
-        """Counts a call against the limit per minute.
+        """Counts a call against the account's limit on calls per minute.
 
         Raises:
             PoolFull: the calls of this minute are used up.
@@ -226,8 +227,8 @@ class Account:
             )
 
     def in_flight(self, request: GenerationRequest) -> AnswersInFlight:
-        """Counts the answers of a checked request as in flight, until they end or the returned
-        context is closed.
+        """Counts the answers of a request as in flight, until they end or the returned context is
+        closed. Call it only with a request that has been checked.
 
         Raises:
             InvalidRequest: the request has a priority that the account does not allow, or asks for
@@ -268,8 +269,8 @@ class Account:
 
 
 class ApiKeys:
-    """The API keys of a file, and an account for each key. Without a file, every caller may use the
-    API."""
+    """Holds the API keys of a file, and an account for each key. If there is no file, every caller
+    may use the API."""
 
     def __init__(
         self,
@@ -298,7 +299,7 @@ class ApiKeys:
 
     @property
     def are_needed(self) -> bool:
-        """Whether clients must show a key."""
+        """Whether clients must present an API key."""
         return self._file is not None
 
     def admit(self, authorization: str | None) -> Account:
@@ -314,7 +315,7 @@ class ApiKeys:
         return account
 
     def account_of(self, authorization: str | None) -> Account:
-        """Returns the account of a caller without counting a call.
+        """Returns the account of a caller, as `admit` does, but counts no call.
 
         Raises:
             Unauthenticated: there is no key, or it is unknown.
@@ -332,7 +333,8 @@ class ApiKeys:
         return account
 
     def knows(self, authorization: str | None) -> bool:
-        """Returns whether a caller with this `authorization` may use the API. Counts no call."""
+        """Returns whether a caller may use the API. `authorization` is the value of the caller's
+        HTTP header, or gRPC metadata entry, of that name. Counts no call."""
         if self._file is None:
             return True
         self._refresh(self._file, self._now())

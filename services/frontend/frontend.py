@@ -4,9 +4,9 @@ scheduler of each model.
     bind → connect → announce → serve → linger → drain
 
 On the first signal the frontend tells clients and load balancers to use other frontends. It still
-takes requests for `linger_s` seconds, while they learn of it. Then it refuses new requests and lets
-running requests finish. Requests that still run `END_S` seconds before `drain_s` is over, or when a
-second signal comes, end as unavailable.
+takes requests for `linger_s` seconds, in which they learn of this. Then it refuses new requests and
+lets running requests finish. Requests that still run `END_S` seconds before `drain_s` is over, or
+when a second signal comes, end as unavailable.
 
 The frontend is ready while there is a pipeline of any model, and for `hold_s` seconds after a
 pipeline is lost. So the frontend stays ready if another scheduler takes the lead, or a pipeline
@@ -14,9 +14,10 @@ forms again, within that time. It is also ready while a model that has ever been
 starts.
 
 While the frontend lingers, clients and Kubernetes get different answers about readiness. `/ready`
-and the health service of the API say that the frontend is not ready, since their clients can choose
-another frontend. The probe of Kubernetes reports ready as long as requests are taken: Kubernetes
-itself marks the pod as terminating, and sends requests to such a pod only if no other pod is ready.
+and the health service of the API say that the frontend is not ready, because their clients can
+choose another frontend. The probe of Kubernetes reports ready as long as requests are taken:
+Kubernetes itself marks the pod as terminating, and sends requests to such a pod only if no other
+pod is ready.
 """
 
 import asyncio
@@ -81,7 +82,8 @@ async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> in
 
 
 class Frontend:
-    """The parts of a frontend, put together and bound to their addresses."""
+    """Makes the parts of a frontend, such as its models and its HTTP and gRPC servers, binds the
+    servers to their addresses, and runs them."""
 
     def __init__(self, settings: FrontendSettings, traces: Tracing = tracing.OFF) -> None:
         self._settings = settings
@@ -225,8 +227,8 @@ class Frontend:
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
-        """Listens for health probes and for Prometheus, each on a separate port. A port without an
-        address in the settings is not opened.
+        """Listens for health probes and for Prometheus, each on a separate port. If the settings
+        have no address for one of the ports, it is not opened.
 
         Raises:
             OSError: an address is taken.
@@ -342,11 +344,11 @@ def _keys_of(settings: FrontendSettings) -> KeyFile | None:
 def _renewal(linger_s: float) -> list[tuple[str, int]]:
     """Returns gRPC server options that limit the age of connections to half of `linger_s`.
 
-    Clients of gRPC keep a connection for ever. When the server stops, it sends each client a
-    message (GOAWAY) that ends the connection, and a call that the client sends before it has this
-    message fails. A connection that reaches its maximum age ends without failed calls. The age is
-    only half of `linger_s`, because clients still connect until load balancers know that this
-    frontend stops.
+    Without a limit, gRPC clients keep a connection for ever. When the server stops, it sends each
+    client the message GOAWAY, which ends the connection. A call that a client sends before it has
+    received GOAWAY fails. If a connection ends because it has reached its maximum age, no call
+    fails. The age is only half of `linger_s`, because clients still connect until load balancers
+    know that this frontend stops.
     """
     if linger_s == 0:
         return []

@@ -18,10 +18,10 @@ MIN_AT_ONCE = 2
 share sets another number."""
 
 TURN_S = 0.004
-"""For each such length of time, in seconds, that a pass of the event loop takes, a share may begin
-one piece of work in the next pass. A piece of work takes about a millisecond; it is, for example, a
-large read, or the work for a request until it waits for the scheduler. So when passes are long
-because of many streams, a share gets a quarter of the loop's time."""
+"""Seconds of a pass of the event loop for each piece of work that a share may begin in the next
+pass. A piece of work takes about a millisecond; it is, for example, a large read, or the work for a
+request until it waits for the scheduler. So when passes are long because of many streams, a share
+gets a quarter of the loop's time."""
 
 
 class LoopShare:
@@ -36,9 +36,9 @@ class LoopShare:
         at_once: int = MIN_AT_ONCE,
         turn_s: float = TURN_S,
     ) -> None:
-        """In each pass of the event loop, at least `at_once` pieces of work may begin. If a pass
-        takes long, the next pass may begin one piece for each `turn_s` seconds that it took, if
-        this is more."""
+        """In each pass of the event loop, at least `at_once` pieces of work may begin. After a long
+        pass, more pieces may begin in the next pass: one for each `turn_s` seconds that the long
+        pass took."""
         self._loop = loop
         self._clock = clock
         self._at_once = at_once
@@ -59,8 +59,8 @@ class LoopShare:
             self._waiting.append(work)
 
     async def turn(self) -> None:
-        """Waits until the share allows another piece of work, and counts the work that the caller
-        does next as that piece."""
+        """Waits until the share allows another piece of work. The work that the caller does after
+        the wait counts as this piece."""
         come: asyncio.Future[None] = self._loop.create_future()
         self.take(partial(_end, come))
         await come

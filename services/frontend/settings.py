@@ -97,8 +97,8 @@ class FrontendSettings(ServerSettings):
 
     served_model_name: ModelNames = ()
     """Names by which clients know the model, separated by commas or given one by one. Answers show
-    the first name. If no name is given, the name that the workers report is used. Only for a model
-    that `model` gives no name."""
+    the first name. If no name is given, the name that the workers report is used. Use it only if
+    `model` gives the model no name."""
 
     generation_config: Literal["auto", "none"] = "auto"
     """Source of defaults for fields that a request leaves out. `auto` takes temperature, top_k,
@@ -112,7 +112,7 @@ class FrontendSettings(ServerSettings):
     scheduler: ByModel[Target]
     """Address, host:port, of the schedulers. If the host name has several addresses, the frontend
     finds the scheduler that leads. Several addresses are given as gRPC writes them:
-    `ipv4:10.0.0.1:50052,10.0.0.2:50052`. With several models, `NAME=ADDRESS` for each."""
+    `ipv4:10.0.0.1:50052,10.0.0.2:50052`. For several models, give `NAME=ADDRESS` for each."""
 
     http_address: HostPort = "localhost:8000"
     """Address, host:port, where the HTTP APIs listen. The host `::` or `0.0.0.0` stands for all
@@ -143,15 +143,15 @@ class FrontendSettings(ServerSettings):
     `tool_choice` cannot require one. `NAME=FORMAT` is for one of several models."""
 
     reasoning_parser: ByModel[ReasoningParser] = (("", "auto"),)
-    """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
-    template. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of several
-    models."""
+    """Format in which the model writes reasoning. `auto` looks in the chat template for the marks
+    of each format. With `none`, reasoning is part of the content. `NAME=FORMAT` is for one of
+    several models."""
 
     pair_template: ByModel[str] = ()
     """Prompt of models that score pairs, with the places `{query}`, `{document}` and
     `{instruction}` for the texts of `/v1/score` and `/v1/rerank`. When empty, checkpoints with a
-    classification head get the two texts as a pair, and others the prompt of Qwen3-Reranker.
-    `NAME=PROMPT` is for one of several models."""
+    classification head get the two texts as a pair, and other checkpoints get the prompt of
+    Qwen3-Reranker. `NAME=PROMPT` is for one of several models."""
 
     additional_properties: Literal["declared", "allowed"] = "declared"
     """Which members an object may have if its JSON schema has `properties` and does not say whether
@@ -167,8 +167,9 @@ class FrontendSettings(ServerSettings):
     makes entries. The file is read again when it changes. When not set, no key is asked for."""
 
     receipts: Literal["off", "on_request", "always"] = "off"
-    """Whether answers have signed receipts that say how they were made: none, those whose request
-    has `receipt`, or all. The workers need the same setting."""
+    """Which answers get signed receipts, which say how the answer was made: none (`off`), the
+    answers to requests with `receipt` (`on_request`), or all (`always`). The workers need the same
+    setting."""
 
     receipt_keys_file: Path | None = None
     """File with Ed25519 keys in PEM that sign receipts, as `orcinus receipt-key` makes it. The
@@ -177,7 +178,8 @@ class FrontendSettings(ServerSettings):
     `receipts`."""
 
     receipt_prompts: Literal["tokens", "digest"] = "tokens"
-    """What receipts say of the prompt: its tokens, or a digest of them with a random salt."""
+    """What receipts say about the prompt: the tokens, or a digest of the tokens with a random
+    salt."""
 
     cors_origins: Origins = ()
     """Origins, `https://host:port`, of web pages whose scripts may use the HTTP APIs, separated by
@@ -217,11 +219,11 @@ class FrontendSettings(ServerSettings):
     """Seconds without a sign of a client's host, such as an acknowledged packet or an answered
     ping, after which the connection of the client is closed and its requests are cancelled. Over
     gRPC this takes up to a quarter longer. Streams survive a break of the network of half that
-    time, since TCP tries again at growing intervals."""
+    time, because TCP tries again at growing intervals."""
 
     send_limit_s: PositiveFloat = 30.0
     """Seconds in which a client must read 16 KiB of the output that waits for it, or one message
-    over gRPC. Otherwise the answer ends, so that unread output does not fill the memory."""
+    over gRPC. Otherwise the answer ends, because unread output would fill the memory."""
 
     comment_s: PositiveFloat = 15.0
     """Seconds without an event after which a stream gets a comment, so that proxies do not close
@@ -235,8 +237,9 @@ class FrontendSettings(ServerSettings):
     characters, and 144 bytes for each further one."""
 
     strict_max_tokens: bool = False
-    """Whether a request is refused whose prompt and `max_tokens` together exceed the model's
-    context. Otherwise `max_tokens` is lowered to the room that the prompt leaves."""
+    """Whether a request is refused if its prompt and `max_tokens` together exceed the model's
+    context. If not, `max_tokens` is lowered to the number of tokens that the prompt leaves free in
+    the context."""
 
     api_metrics: bool = False
     """Whether the HTTP API has `/metrics`, the metrics of this process for Prometheus, in addition
@@ -291,9 +294,10 @@ class FrontendSettings(ServerSettings):
     load."""
 
     linger_s: NonNegativeFloat = 0.0
-    """Seconds after a signal to stop in which requests are still taken, while load balancers and
-    clients learn to go elsewhere. gRPC connections are renewed twice in that time. This time ends
-    at the latest 5 s before `drain_s` is over, so `drain_s` should be longer."""
+    """Seconds after a signal to stop in which requests are still taken. In this time, load
+    balancers and clients learn to use other frontends. gRPC connections are renewed twice in that
+    time. This time ends at the latest 5 s before `drain_s` is over, so `drain_s` should be
+    longer."""
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds from a signal to stop until this process has ended, `linger_s` included. The process
@@ -302,7 +306,8 @@ class FrontendSettings(ServerSettings):
 
     @property
     def models(self) -> tuple[ModelSettings, ...]:
-        """The settings of each model. The name of a single model may be empty."""
+        """The settings of each model, in one object per model. If there is only one model, its name
+        may be empty."""
         return tuple(
             ModelSettings(
                 path=path,

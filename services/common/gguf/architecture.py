@@ -1,5 +1,5 @@
-"""Describes an architecture of GGUF files: which keys of `config.json` its keys correspond to, and
-which tensors of a model family its tensors correspond to.
+"""Describes an architecture of GGUF files: how its metadata keys correspond to keys of
+`config.json`, and how its tensors correspond to the tensors of a model family.
 
 Each file in `architectures/` describes one architecture or several that are alike. The rest of the
 program does not distinguish architectures.
@@ -37,7 +37,8 @@ _FRACTIONS = (
 
 
 class Metadata:
-    """The metadata of one architecture. Errors name the key and the file."""
+    """Reads the metadata of one GGUF file, under the keys of its architecture. Errors name the key
+    and the file."""
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self.header = header
@@ -53,7 +54,8 @@ class Metadata:
 
         If the value is a list with an equal number for each layer, that number is returned. Raises
         ValueError if the value is neither a number nor such a list. Also raises ValueError for a
-        whole number where the format requires a fraction, since llama.cpp refuses such a file, too.
+        whole number where the format requires a fraction, because llama.cpp refuses such a file,
+        too.
         """
         value = self.value(key)
         if _is_list(value) and len(set(value)) == 1:
@@ -81,8 +83,8 @@ class Metadata:
         return value
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """Returns the number under a key for each of the first `n_layers` layers, or None if the
-        key is missing. The file has a list of these numbers, or one number for all layers. Raises
+        """Returns, for each of the first `n_layers` layers, its number under a key. Returns None if
+        the key is missing. The file has a list of numbers, or one number for all layers. Raises
         ValueError if the list has fewer numbers, or if a value is not a number."""
         value = self.value(key)
         if value is None:
@@ -101,7 +103,7 @@ class Metadata:
         return tensor in self.header.tensors
 
     def has_in_layers(self, tensor: str) -> bool:
-        """Returns whether any layer has a tensor. `tensor` is its name without the prefix of the
+        """Returns whether any layer has the tensor `tensor`, a name without the prefix of the
         layer."""
         return any(name.endswith(f".{tensor}") for name in self.header.tensors)
 
@@ -111,8 +113,8 @@ class Metadata:
         return place.shape[0] if place is not None and place.shape else None
 
     def keys(self) -> Mapping[str, Any]:
-        """Returns all keys of the architecture with their values. The names of keys do not begin
-        with the architecture's name."""
+        """Returns all keys of the architecture with their values. The architecture's name, with
+        which these keys begin in the file, is left out."""
         return {
             key.removeprefix(self._prefix): value
             for key, value in self.header.metadata.items()
@@ -132,8 +134,8 @@ def nothing(said: Metadata, config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A GGUF architecture: the model family that computes its models, and the rules that translate
-    its keys and tensors."""
+    """Describes a GGUF architecture: the model family that computes its models, and the rules that
+    translate its keys and tensors."""
 
     family: str  # the class of the family's checkpoints, unless `more` names another one
     tensors: Rules

@@ -102,7 +102,7 @@ def is_gguf(model: Path) -> bool:
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 
-    If the path is a symbolic link, the result is the link's own name, since the target may be a
+    If the path is a symbolic link, the result is the link's own name, because the target may be a
     folder of a cache. For a model in several files, the number of the file is not part of the name.
     """
     name = Path(os.path.abspath(model)).name
@@ -110,9 +110,9 @@ def model_name(model: Path) -> str:
 
 
 def model_files(model: Path) -> list[Path]:
-    """Returns the paths of all files of the model to which a GGUF file belongs. Only the file's
-    name is used; nothing is read. Raises ValueError if the name says that there are more than
-    `MAX_FILES` files."""
+    """Returns the paths of all files of the model to which the GGUF file `model` belongs. They
+    follow from the file's name, and nothing is read. Raises ValueError if the name says that there
+    are more than `MAX_FILES` files."""
     stem = model.name.removesuffix(SUFFIX)
     split = _SPLIT.search(stem)
     if split is None:
@@ -225,24 +225,25 @@ class _Reader:
         return content
 
     def number(self, kind: str) -> Any:
-        """Reads a number, whose type is `kind`, a format character of the module `struct`."""
+        """Reads and returns a number. `kind` is its type, as a format character of the module
+        `struct`."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, largest: int, what: str) -> int:
-        """Reads a number of items. `what` is the plural noun for the items in messages. Raises
-        ValueError if the number is greater than `largest`."""
+        """Reads and returns a number of items that follow. `what` is the plural noun for the items
+        in error messages. Raises ValueError if the number is greater than `largest`."""
         count: int = self.number("Q")
         if count > largest:
             raise ValueError(f"{self._path} says that it has {count} {what}")
         return count
 
     def string(self) -> str:
-        """Reads a text. Bytes that are not UTF-8 become replacement characters."""
+        """Reads and returns a text. Bytes that are not UTF-8 become replacement characters."""
         return self.take(self.number("Q")).decode(errors="replace")
 
     def value(self, kind: int) -> Any:
-        """Reads a value of the type number `kind`: a number, a boolean, a text, or a list of values
-        of one type."""
+        """Reads and returns a value: a number, a boolean, a text, or a list of values of one type.
+        `kind` is the number by which the format denotes the type."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -266,8 +267,8 @@ class _Reader:
         return numbers
 
     def tensor(self) -> tuple[str, TensorPlace]:
-        """Reads the description of a tensor, and returns the tensor's name and position. The offset
-        in the position is counted from the beginning of the data of all tensors."""
+        """Reads the description of a tensor, and returns the tensor's name and place. The offset in
+        the place is counted from the beginning of the data of all tensors."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

@@ -117,10 +117,9 @@ def _n_layers(said: Metadata) -> int:
 
 
 def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
-    """Returns the numbers that a file has under the keys of `names`. `names` maps each of these
-    keys to its name in `config.json`, and the result has the numbers by these names. Keys with an
-    empty name are ignored. A key that the file lacks is left out of the result if it is in
-    `optional`.
+    """Reads the numbers under some keys of a file, and returns them by the names that they have in
+    `config.json`. `names` maps each key to this name; a key with an empty name is ignored. A key
+    that is in `optional` may be missing, and is then left out of the result.
 
     Raises:
         ValueError: the file lacks a key that is not in `optional`.
@@ -136,8 +135,9 @@ def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OP
 
 
 def _vocab_size(said: Metadata) -> int:
-    """Returns the number of tokens: the number of rows of the embedding table, or else the length
-    of the token list, or else the value of the key `vocab_size`."""
+    """Returns the size of the vocabulary: the number of rows of the embedding table. If the file
+    lacks this table, returns the length of the token list, or the value of the key `vocab_size` if
+    there is no such list either."""
     n_rows = said.n_rows("token_embd.weight")
     if n_rows is not None:
         return n_rows
@@ -189,8 +189,8 @@ def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config
 
 
 def _element_type(file_type: Any) -> str:
-    """Returns the element type with which a model is computed by default. For quantised files this
-    is bfloat16."""
+    """Returns the name of the element type with which a model is computed by default: the type in
+    the file, or bfloat16 if the file is quantised."""
     if file_type in (0, 1):
         return "float32" if file_type == 0 else "float16"
     return "bfloat16"

@@ -1,5 +1,5 @@
-"""The rules that divide a text into words before byte-level BPE, by the value of
-`tokenizer.ggml.pre`.
+"""The rules that divide a text into words before byte-level BPE, keyed by the value of the metadata
+key `tokenizer.ggml.pre`.
 
 A GGUF file names the rule of its tokenizer and does not contain it. The patterns here are copied
 from the models' own `tokenizer.json`. Rules that differ between versions of a model have several
@@ -63,8 +63,9 @@ def _cl100k(digits: str, *, marks: str = "", lines: str = r"\r\n") -> str:
 def _cased(digits: str, *, endings: str = "", without: str = "", lines: str = r"\r\n/") -> str:
     """Returns a variant of the pattern of OpenAI's o200k, which starts a new word at a capital
     letter. `digits` is the quantifier of digits in a number, and `lines` are the characters that
-    may follow punctuation. Words may end with `endings`. `without` is a set operation of regular
-    expressions that removes letters from the sets of letters of which words consist."""
+    may follow punctuation. Words may end with `endings`. `without` is a set operation, in the
+    syntax of regular expressions, that removes some letters from the letters of which words
+    consist."""
     first = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]*[{_SMALL}{without}]+{endings}"
     second = f"{_ANY_BUT_LETTERS}[{_CAPITALS}{without}]+[{_SMALL}{without}]*{endings}"
     return rf"{first}|{second}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[{lines}]*{_SPACES}"
@@ -80,7 +81,8 @@ def _split(pattern: str) -> Json:
 
 
 def _cuts(*patterns: str) -> Json:
-    """Returns a rule that divides a text by several patterns, one after the other."""
+    """Returns a rule that divides a text by the first pattern, the parts by the second pattern, and
+    so on."""
     return _sequence(*map(_split, patterns), _BYTES)
 
 

@@ -67,9 +67,10 @@ def _yarn(said: Metadata) -> Config:
 
 
 def log_scale(said: Metadata, *, has_tenth: bool) -> Config:
-    """Returns, as two keys of `rope_scaling`, the number m in the scale `1 + 0.1 * m * ln(factor)`
-    that "yarn" has in some model families. If `has_tenth`, the file has `0.1 * m` instead of m.
-    Returns an empty configuration if the file has no such number."""
+    """Returns the keys `mscale` and `mscale_all_dim` of `rope_scaling`. Both have the number m of
+    the scale `1 + 0.1 * m * ln(factor)`, which "yarn" has in some model families. If `has_tenth`,
+    the file has `0.1 * m` instead of m. Returns an empty configuration if the file has no such
+    number."""
     factor = said.number("rope.scaling.yarn_log_multiplier")
     if not factor:
         return {}

@@ -1,9 +1,10 @@
-"""How the tensors of a model family are stored in GGUF files, as plain data.
+"""Describes how the tensors of a model family are stored in GGUF files, as plain data.
 
 The model family's own checkpoint and a GGUF file of the same model hold the same weights under
-different names, and sometimes in another arrangement. Each class here describes one arrangement. A
-tensor that differs only in its name is described by the name in the GGUF file, a plain text. This
-module only declares the rules, and the workers apply them.
+different names, and sometimes in another arrangement. Each class here is a rule that makes a tensor
+of the model family from one or two tensors in the file. For a tensor that differs only in its name,
+the rule is the name in the GGUF file, a plain text. This module only declares the rules. The
+workers apply them.
 
 Names of stored tensors are written without the prefix of the layer (`blk.7.`). A name without a dot
 gets the ending of the family's tensor, `.weight` or `.bias`; a name with a dot is complete, and a
@@ -19,8 +20,8 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows of heads in which the file stores the two elements of a rotated pair side by side. In
-    the model family's tensor, the two elements are half a head apart."""
+    """Moves rows within each head. In the file, the two elements of a rotated pair are adjacent. In
+    the model family's tensor, they are half a head apart."""
 
     name: str
     heads: Literal["q", "kv"]
@@ -28,38 +29,38 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PlusOne:
-    """The scales of a norm, which are greater by 1 in the file than in the model family's tensor.
-    The code of the family adds this 1 itself."""
+    """Subtracts 1 from the scales of a norm. The file has each scale plus 1, but the code of the
+    model family adds this 1 itself."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a stacked tensor [n, ...] in the file. The model family has a separate tensor for
-    each item, with the number of the item in its name."""
+    """Takes one item of a stacked tensor [n, ...] in the file. The model family has a separate
+    tensor for each item, whose name has the number of the item."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """One of several numbered tensors in the file. `{}` in the name stands for the number."""
+    """Takes one of several numbered tensors in the file. `{}` in `name` stands for the number."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """A vector in the file that is a matrix with one row in the model family."""
+    """Makes a matrix with one row from a vector in the file."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The projection to queries, to keys or to values, which is a part of one matrix in the file.
-    The matrix has the rows for queries, then for keys, then for values."""
+    """Takes the projection to queries, to keys or to values out of one matrix in the file. This
+    matrix has the rows for queries, then for keys, then for values."""
 
     name: str
     part: Literal["q", "k", "v"]
@@ -67,8 +68,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two stacks [n, size, ...] in the file that are one stack [n, 2 * size, ...] in the model
-    family.
+    """Joins two stacks [n, size, ...] in the file into one stack [n, 2 * size, ...].
 
     In the joined stack, the rows of the two stacks alternate if `alternates`. Otherwise all rows of
     the first stack precede the rows of the second.
@@ -81,8 +81,8 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Two stacks of matrices in the file, from latents to keys and from latents to values, which
-    are one matrix in the model family.
+    """Joins two stacks of matrices in the file, from latents to keys and from latents to values,
+    into one matrix.
 
     `keys` is [n_heads, latent, size] and `values` is [n_heads, size, latent].
     """
@@ -93,16 +93,17 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A matrix [n_out, n_in] in the file that is stored as [n_in, n_out] in the model family."""
+    """Transposes a matrix. It is [n_out, n_in] in the file, and [n_in, n_out] in the model
+    family."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Two projections in the file: `qkv` to queries, keys and values, and `z` to the gates of the
-    output. The model family has one matrix instead, in which all rows that belong to one key head
-    are adjacent."""
+    """Joins two projections in the file into one matrix, in which all rows that belong to one key
+    head are adjacent. The projection `qkv` makes queries, keys and values, and `z` makes the gates
+    of the output."""
 
     qkv: str
     z: str
@@ -110,7 +111,7 @@ class KeyGroups:
 
 @dataclass(frozen=True, slots=True)
 class ValueHeads:
-    """Rows or columns of value heads, which the file stores in another order.
+    """Reorders the rows or the columns that belong to value heads.
 
     The file has the first value head of every key head, then the second value head of every key
     head, and so on. The model family has all value heads of the first key head, then all value
@@ -127,7 +128,8 @@ class ValueHeads:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The decays of value heads. The model family stores the logarithm of the negated decay."""
+    """Converts the decays of value heads. The file has a decay, which is negative. The model family
+    has the logarithm of the negated decay."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes
@@ -135,8 +137,8 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel of a convolution: [channels, width] in the file, and [channels, 1, width] in the
-    model family."""
+    """Reshapes the kernel of a convolution: [channels, width] in the file, and [channels, 1, width]
+    in the model family."""
 
     name: str
     is_tiled: bool  # in the order that `ValueHeads` describes
@@ -144,8 +146,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Alternative rules, for files of different versions. The first rule whose tensors are all in
-    the file is used."""
+    """Chooses among alternative rules, for files of different versions: applies the first rule
+    whose tensors are all in the file."""
 
     rules: tuple[Rule, ...]
 
@@ -174,7 +176,7 @@ and `.bias` are left out."""
 
 
 def stored_names(rule: Rule) -> tuple[str, ...]:
-    """Returns the names of the stored tensors that a rule may read."""
+    """Returns the names of the tensors, in the GGUF file, that a rule may read."""
     match rule:
         case str():
             return (rule,)

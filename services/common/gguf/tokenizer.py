@@ -118,8 +118,8 @@ class _GgufVocabulary:
         }
 
     def added(self) -> Iterator[Json]:
-        """Yields the added tokens: tokens that the tokenizer finds in a text before it divides the
-        rest of the text."""
+        """Yields the added tokens, which the tokenizer looks for in a text before it divides the
+        rest of the text into words."""
         for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 yield {
@@ -224,7 +224,8 @@ def _sentence_piece(
 
 
 def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Returns the merges from which the pieces are made, the piece with the highest score first.
+    """Returns the merges that make the pieces of a SentencePiece vocabulary. The merges of the
+    piece with the highest score come first.
 
     Every pair of pieces whose concatenation is a piece becomes a merge. If several pairs make one
     piece, pairs of pieces with lower ids come first.
@@ -236,9 +237,9 @@ def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[
 def _around(
     vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
-    """Returns the section of `tokenizer.json` that adds tokens before and after a text, or None if
-    no token is added. If the file does not say whether a token is added before texts, `by_default`
-    decides. A token is added after texts only if the file says so."""
+    """Returns the section of `tokenizer.json` that adds a token before or after each text, or None
+    if no token is added. If the file does not say whether a token is added before texts,
+    `by_default` decides. A token is added after texts only if the file says so."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)

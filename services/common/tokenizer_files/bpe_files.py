@@ -65,7 +65,8 @@ _OF_MODEL = {"gpt2": _GPT2, "opt": _GPT2, "phi": _GPT2, "qwen2": _QWEN2, "qwen3"
 
 
 def read_bpe_files(path: Path) -> str:
-    """Reads a `vocab.json` and the `merges.txt` beside it, and returns them as a `tokenizer.json`.
+    """Reads a `vocab.json` and the `merges.txt` in the same directory, and returns them as one
+    `tokenizer.json`.
 
     Raises:
         OSError: a file cannot be read.

@@ -12,9 +12,9 @@ _ROLE = "eos_token"
 
 
 def end_token(directory: Path) -> Derived[int] | None:
-    """Returns the id of the end-of-text token and where it was found: in `tokenizer_config.json`
-    and the files beside it, or in the tokenizer itself. Returns None if no file names such a token,
-    or the directory has no tokenizer.
+    """Returns the id of the end-of-text token and where it was found: in `tokenizer_config.json` or
+    other small files of the directory, or in the tokenizer itself. Returns None if no file names
+    such a token, or the directory has no tokenizer.
 
     Raises:
         OSError: a file cannot be read.

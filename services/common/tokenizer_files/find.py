@@ -35,8 +35,8 @@ _ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
 }
 
 _BESIDE = {bpe_files.VOCABULARY: bpe_files.MERGES}
-"""For a tokenizer that consists of two files, the name of the second file by the name of the first.
-Both files must be there."""
+"""For a tokenizer that consists of two files, the name of the second file, keyed by the name of the
+first. Both files must be in the checkpoint's directory."""
 
 
 def tokenizer_in(names: Collection[str]) -> str | None:
@@ -50,8 +50,8 @@ def tokenizer_in(names: Collection[str]) -> str | None:
 
 def tokenizer_file(model: Path) -> Path:
     """Returns the path of the file that has a model's vocabulary: a file in the model's directory,
-    or the GGUF file itself. Without such a file, returns the path that a `tokenizer.json` would
-    have."""
+    or the GGUF file itself. If the directory has no such file, returns the path that a
+    `tokenizer.json` would have."""
     if is_gguf(model):
         return model
     names = [name for name in (TOKENIZER_JSON, *_TRANSLATED, *_BESIDE.values())]

@@ -1,5 +1,6 @@
-"""Reads the tokens that are named in files beside a vocabulary: added tokens, and tokens with a
-role such as `eos_token`. `services.common.tokenizer_config` has the rules for these files."""
+"""Reads the tokens that are named in files of the same directory as a vocabulary file: added
+tokens, and tokens with a role such as `eos_token`. `services.common.tokenizer_config` has the rules
+for these files."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from services.common.tokenizer_parts import Json, added_token
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The tokens that are named in files beside a vocabulary."""
+    """Tokens that are named in files of the same directory as a vocabulary file: added tokens,
+    special tokens, and tokens with a role."""
 
     config: Mapping[str, Any]
     """The content of `tokenizer_config.json`, including `special_tokens_map.json` if that file is
@@ -26,13 +28,13 @@ class NamedTokens:
     added: Mapping[str, int]
     """Ids of the added tokens by their texts."""
     forms: Mapping[str, Mapping[str, Any]]
-    """Properties such as `lstrip`, which say how an added token is found in a text, by the token's
-    text."""
+    """Properties of each added token, keyed by the token's text. They say how the token is found in
+    a text, for example `lstrip`."""
 
     @classmethod
     def beside(cls, vocabulary: Path, roles: Mapping[str, str]) -> Self:
-        """Reads the files in the directory of `vocabulary`. `roles` are the default roles of
-        tokens, which the files may replace.
+        """Reads the files in the directory of `vocabulary`, the path of a vocabulary file. `roles`
+        has the default texts of tokens by their roles; the files may replace them.
 
         Raises:
             OSError: a file cannot be read.
@@ -69,8 +71,8 @@ class NamedTokens:
         return None if token_id is None else (text, token_id)
 
     def tokens(self, vocab: Mapping[str, int]) -> Iterator[Json]:
-        """Yields all tokens that the tokenizer finds in a text before it divides the rest: added
-        tokens, and special tokens of the vocabulary.
+        """Yields all tokens that the tokenizer looks for in a text before it divides the rest into
+        words: added tokens, and special tokens of the vocabulary `vocab`.
 
         Raises:
             ValueError: an added token has the id of another token.

@@ -111,8 +111,9 @@ def _model(path: Path) -> Any:
 
 
 def _added(model: Any, *, in_normal_form: bool) -> Iterator[Json]:
-    """Yields the pieces that the tokenizer finds in a text before it divides the rest. With
-    `in_normal_form`, spaces in the text have already been replaced when these pieces are searched.
+    """Yields the pieces that the tokenizer looks for in a text before it divides the rest.
+    `in_normal_form` says that the tokenizer looks for these pieces only after it has replaced the
+    spaces in the text.
     """
     for token_id, piece in enumerate(model.pieces):
         if piece.type in (_UNKNOWN, _CONTROL):

@@ -3,7 +3,7 @@ tokenizer is made.
 
 The fields are defined in https://github.com/google/sentencepiece/blob/master/src/
 sentencepiece_model.proto; other fields of a file are skipped. The message is declared here and not
-in a `.proto`, since it is a file format and is not sent between processes.
+in a `.proto`, because it is a file format and is not sent between processes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Magistral use.
 
 The file has the bytes of each token in the order of merging, as `tiktoken` reads them, and the
-special tokens, which come first in the model's vocabulary. A file before version 11 may leave out
-the special tokens. Then the twenty special tokens in this module are used.
+special tokens, which come first in the model's vocabulary. A file of a version before 11 may leave
+out the special tokens. If it does, the twenty special tokens in this module are used.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _special_tokens(contents: Json, n_special: int) -> list[str]:
 
 
 def _tokens(vocab: list[Json], n_tokens: int) -> list[bytes]:
-    """Returns the bytes of the first `n_tokens` tokens. The file may list more tokens than the
-    model has."""
+    """Returns the bytes of each of the first `n_tokens` tokens in `vocab`. The file may list more
+    tokens than the model has."""
     if not 0 < n_tokens <= min(len(vocab), MAX_TOKENS):
         raise ValueError(f"vocab has {len(vocab)} tokens, and the model {n_tokens}")
     try:

@@ -1,9 +1,9 @@
 """Translates `tiktoken.model`, the tokenizer of Kimi K2 as published.
 
 A line of the file has the bytes of a token in base64 and its rank. The rule that divides texts into
-words is only in a Python program beside the file, which is not run. This module has Kimi's rule,
-and other models are refused. The tokens are followed by 256 special tokens, some of which
-`tokenizer_config.json` names.
+words is only in a Python program in the same directory. This program is not run. This module has
+Kimi's rule, and other models are refused. The tokens are followed by 256 special tokens, some of
+which `tokenizer_config.json` names.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 
 class Admission:
-    """The calls that this process has admitted, and the limits on all of them together."""
+    """Counts the calls that this process has admitted, and enforces the limits on all of them
+    together."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Admission:
         self._idle.set()
 
     def leave(self) -> None:
-        """Makes this frontend unready, so that new requests are sent to other frontends. Requests
-        that still arrive here are served."""
+        """Makes this frontend unready, to have new requests sent to other frontends. Requests that
+        still arrive here are served."""
         self.is_leaving = True
 
     def refuse_new(self) -> None:
@@ -61,10 +62,10 @@ class Admission:
         await self._idle.wait()
 
     def check_room(self, n_answers: int = 1) -> None:
-        """Checks that `n_answers` more answers may be in flight.
+        """Checks that the limit on answers in flight allows `n_answers` more.
 
         Raises:
-            PoolFull: there is no room for them at the moment.
+            PoolFull: too many answers are in flight.
             Unavailable: this process is stopping.
         """
         if self.is_stopping:
@@ -80,7 +81,7 @@ class Admission:
 
         Raises:
             InvalidRequest: the call asks for more answers than may ever be in flight.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             Unavailable: this process is stopping.
         """
         self.check_room(0)

@@ -26,9 +26,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     scores: TokenScores | None = None
     """Log-probabilities of tokens, if the client requests them. If the client gets `token_ids`,
-    these are the log-probabilities of those tokens. Otherwise they belong to the tokens of `text`,
-    and are held back together with the text. A stop string that is cut off has no log-probabilities
-    then."""
+    these are the log-probabilities of `token_ids`. Otherwise they belong to the tokens of `text`,
+    and are held back together with the text; then a stop string that is cut off has none."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens, without the first token. Only the first piece of an
     answer has this field, and only if the client requests log-probabilities of the prompt."""
@@ -204,7 +203,8 @@ class Answer:
 
     def _scores(self, piece: Piece, logprobs: Logprobs | None) -> TokenScores | None:
         """Returns the log-probabilities that are delivered with a piece, or None if the client
-        requests none. `logprobs` has the log-probabilities of the tokens of the piece."""
+        requests none. `logprobs` has the log-probabilities of the piece's own tokens. The
+        log-probabilities of tokens whose text is held back are delivered with a later piece."""
         if self._offsets is None:
             return None
         if logprobs is not None:

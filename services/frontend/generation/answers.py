@@ -20,8 +20,8 @@ from services.frontend.text.stop_strings import StopStrings
 
 
 class Answers:
-    """The answers of one call. Each has an index, and a name, which is its request id at the
-    scheduler."""
+    """Creates the answers of one call, and makes the messages that submit them. Each answer has an
+    index, and a name, which is its request id at the scheduler."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Answers:
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
     ) -> None:
-        """Creates none of the answers yet. The scheduler charges the answers to `account`, and all
-        services add their spans to the trace `trace`."""
+        """`begin` creates the answers later. The scheduler charges the answers to `account`, and
+        all services add their spans to the trace `trace`."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._call = call

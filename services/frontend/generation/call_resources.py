@@ -33,9 +33,9 @@ class CallResources:
 
     def keep(self, n_bytes: int) -> None:
         """Takes `n_bytes` of the memory budget for output that is kept. A negative number gives
-        bytes back; the end of the call gives back the rest. Raises PoolFull if the budget has no
-        room. Has no effect once the call has ended, since a thread may still be writing an answer
-        then."""
+        bytes back; the end of the call gives back the rest. Raises PoolFull if the budget has too
+        little memory left. Has no effect after the end of the call, because a thread may still be
+        writing an answer at that time."""
         if n_bytes < 0:
             self.share.shrink(-n_bytes)
         else:

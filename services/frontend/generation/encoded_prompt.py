@@ -33,9 +33,9 @@ class EncodedPrompt:
         return self.prompt if isinstance(self.prompt, str) else tokenizer.to_text(self.token_ids)
 
     def text_offsets(self, tokenizer: Tokenizer, *, are_added: bool) -> Sequence[int]:
-        """Returns the position of each token's first character in the text of the prompt. Takes
-        about 20 µs for each token. `are_added` says whether special tokens may have been put around
-        the client's text."""
+        """Returns, for each token, the position in the prompt's text at which the token begins.
+        Takes about 20 µs for each token. `are_added` says whether special tokens may have been put
+        around the client's text."""
         if not isinstance(self.prompt, str):
             return text_offsets(tokenizer, self.token_ids)
         # The text of the client may itself spell special tokens.

@@ -56,11 +56,11 @@ class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Number of tokens of the prompts that were found in a cache."""
+    """Number of prompt tokens whose keys and values were found in a cache."""
 
 
 class Generation:
-    """One client call while it runs: `n` answers to each of its prompts.
+    """Runs one client call, and yields the pieces of its answers: `n` answers to each prompt.
 
     If the call resumes a broken stream, only the pieces that the client lacks are yielded.
     """
@@ -96,7 +96,8 @@ class Generation:
         check_value: CheckValue | None = None,
         make_receipts: MakeReceipts | None = None,
     ) -> None:
-        """Without `make_receipts`, answers have no receipts."""
+        """`make_receipts` makes the object that issues the receipts of the answers. If it is None,
+        answers have no receipts."""
         measured = measured or MeasuredCall(call.n_answers)
         measured.n_prompt_tokens = call.n_prompt_tokens
         self._call = call
@@ -155,7 +156,7 @@ class Generation:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How the model makes vectors; None if it makes none."""
+        """How the model makes vectors (embeddings or scores); None if it makes none."""
         return self._call.pooling
 
     @property
@@ -171,7 +172,7 @@ class Generation:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords of JSON schemas that the grammar does not enforce."""
+        """Names of the JSON-schema keywords that the grammar does not enforce."""
         return () if self._checks is None else self._checks.unenforced
 
     @property
@@ -199,9 +200,9 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def n_shown(self, piece: Piece) -> int:
-        """Returns how many of a piece's tokens with log-probabilities belong to the text of the
-        answer. A stop token that ends the answer belongs to the text only if the client asks for
-        it."""
+        """Returns how many of the tokens that have log-probabilities in a piece belong to the text
+        of the answer. A stop token that ends the answer belongs to the text only if the client asks
+        for it."""
         token_ids = () if piece.scores is None else piece.scores.token_ids
         if self.options.include_stop_str_in_output or not token_ids:
             return len(token_ids)
@@ -209,8 +210,8 @@ class Generation:
         return len(token_ids) - (token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns, for each token of an answer's prompt, the position of its first character in the
-        text of the prompt."""
+        """Returns, for each token of an answer's prompt, the position in the prompt's text at which
+        the token begins."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._call.tokenizer, are_added=are_added)
 
@@ -252,7 +253,7 @@ class Generation:
         Raises:
             InvalidRequest: the scheduler refuses an answer, or the broken stream cannot have sent
             the tokens that the resumption names.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
             Unavailable: an answer could not be submitted in time.
         """
@@ -307,8 +308,8 @@ class Generation:
         return answers.best(self._with_receipt)
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of an answer as soon as the event arrives, also while no task waits for
-        pieces."""
+        """Called with each event of an answer as soon as the event arrives, even if no task waits
+        for pieces."""
         if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:

@@ -9,7 +9,7 @@ A request is checked here and turned into tokens (`RequestEncoder`); a `Generati
 While there is no pipeline, requests wait for one up to `hold_s` seconds, for example while another
 scheduler takes the lead or the pipeline forms again. They wait up to `wake_s` seconds for a model
 that is asleep or starts. A client sees only a pause. Meanwhile, questions about the model are
-answered with the last known pipeline, since the next pipeline serves the same model.
+answered with the last known pipeline, because the next pipeline serves the same model.
 
 `TokenService` serves requests that need only the tokenizer.
 """
@@ -134,8 +134,8 @@ class GenerationService:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests are served. They are served if this process does not refuse them,
-        and if there is a pipeline or one is likely to form while the requests wait for it."""
+        """Whether new requests are served: this process does not refuse them, and there is a
+        pipeline or one is likely to form while the requests wait."""
         return not self._admission.is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
@@ -184,12 +184,12 @@ class GenerationService:
         return self._profile.created
 
     def check_room(self, account: Account) -> None:
-        """Checks that there is room for a new call, and that a request with the best priority of
-        the account would not wait too long. Call this method before any other work is done for the
-        call. Calls that resume a broken stream need no check.
+        """Checks that the limits on answers in flight allow a new call, and that a request with the
+        best priority of the account would not wait too long. Call this method before any other work
+        is done for the call. Calls that resume a broken stream need no check.
 
         Raises:
-            PoolFull: there is no room for a new call at the moment, or the wait would be too long.
+            PoolFull: there are too many calls at once, or the wait would be too long.
             Unavailable: this process is stopping.
         """
         self._admission.check_room()
@@ -205,7 +205,7 @@ class GenerationService:
 
         Raises:
             InvalidRequest: the request breaks a rule.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over. Within the context, reading pieces raises
             this error.
             Unavailable: no pipeline came in time, or this process is stopping.
@@ -226,7 +226,7 @@ class GenerationService:
 
         Raises:
             InvalidRequest: the request breaks a rule.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over. Within the context, the generation raises
             this error.
             Unavailable: no pipeline came in time, or this process is stopping.

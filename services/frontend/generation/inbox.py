@@ -2,7 +2,7 @@
 
 While a client reads, the inbox is almost empty. If a client does not read, the tokens of each
 answer are packed into arrays, which take little more memory than the numbers in them. The arrays
-count against the memory budget for clients' data. Too many unread tokens end the call.
+count against the memory budget for clients' data. If too many tokens are unread, the call ends.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
 """Bytes of memory that one log-probability takes, together with its token or rank. The
-log-probabilities of a prompt are not counted here, since they are counted before they arrive."""
+log-probabilities of a prompt are not counted here, because they are counted before they arrive."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
 
 
 class Inbox:
-    """A queue of events of one call's answers, for one reader."""
+    """Queues the events of one call's answers for one reader."""
 
     __slots__ = (
         "_arrival",
@@ -62,7 +62,7 @@ class Inbox:
         self._n_read = 0  # tokens since the last pause
         self._arrival: asyncio.Future[None] | None = None  # while the reader waits
         self.is_awaited = False
-        """Whether the reader has read everything and waits for more."""
+        """Whether the reader has read all events and waits for the next one."""
         self._error: Exception | None = None
         self._budget = budget
         self._share = Share(budget)
@@ -70,8 +70,8 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """Error that `get` raises once no event is left, or None. There is an error if too many
-        tokens were unread, or if the call was ended with an error."""
+        """Error that `get` raises when no event is left: too many tokens were unread, or the call
+        was ended with an error. None if there is no error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
@@ -153,8 +153,8 @@ class Inbox:
 
     def _pack(self) -> None:
         """Joins the tokens of each answer into fewer events, and counts the unread events against
-        the memory budget. If the budget has no room for them, all unread events are dropped and the
-        call ends with PoolFull."""
+        the memory budget. If the budget has too little memory left, all unread events are dropped
+        and the call ends with PoolFull."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
         n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, OutputTokens))
@@ -164,9 +164,10 @@ class Inbox:
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts memory against the budget: for up to `max_loose` unread events, of which
-        `MAX_LOOSE` are free, and `n_token_bytes` bytes for their tokens. Returns False, and counts
-        nothing, if the budget has no room or the call exceeds `MAX_UNREAD_BYTES`."""
+        """Makes this inbox's share of the memory budget large enough for `max_loose` unread events
+        and `n_token_bytes` bytes of tokens. The first `MAX_LOOSE` events are not counted. Returns
+        False, and changes nothing, if the budget has too little memory left or the share would
+        exceed `MAX_UNREAD_BYTES`."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):

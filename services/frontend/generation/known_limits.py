@@ -1,4 +1,5 @@
-"""The limits of the served model, from the pipeline that serves it or served it last."""
+"""Makes the limits of the served model, from the pipeline that serves it or from the last pipeline
+that served it."""
 
 from services.frontend.link.known_pipeline import KnownPipeline
 from services.frontend.request.limits import ModelLimits
@@ -6,7 +7,8 @@ from services.frontend.request.pipeline import ServedPipeline
 
 
 class KnownLimits:
-    """Makes the limits of the model from the current pipeline, or from the last one."""
+    """Makes the limits of the model from the current pipeline, or from the last pipeline if there
+    is none now."""
 
     def __init__(
         self, known: KnownPipeline, names: tuple[str, ...], *, strict_max_tokens: bool

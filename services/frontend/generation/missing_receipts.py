@@ -8,8 +8,8 @@ log = logging.getLogger(__name__)
 
 
 class MissingReceipts:
-    """Logs why answers have no receipts. Logs again only if the workers report different traits:
-    what they say about the model and the arithmetic that they compute with."""
+    """Logs why answers have no receipts. Logs again only if the workers report other traits, which
+    are facts about the model and the arithmetic that they compute with."""
 
     def __init__(self) -> None:
         self._logged_for: Traits | None = None

@@ -1,4 +1,5 @@
-"""The facts about a model that are known without a pipeline, from its files and the settings."""
+"""The facts about a model that are known from its files and the settings, even if no pipeline
+serves it."""
 
 import time
 from contextlib import suppress
@@ -19,9 +20,9 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """Facts about a model that are known without a pipeline; the tokenizer is kept elsewhere. The
-    limits of the model are not among these facts, since they come from the pipeline that serves the
-    model."""
+    """Facts about a model that are known from its files and the settings, while no pipeline serves
+    it. The tokenizer is kept elsewhere, and the limits of the model come from the pipeline that
+    serves it."""
 
     names: tuple[str, ...] = ()
     """Names by which clients know the model. If there are none, the pipeline's name for the model

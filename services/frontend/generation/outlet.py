@@ -1,8 +1,9 @@
 """The interface of an outlet, which sends pieces of answers to the client as soon as their tokens
 come.
 
-The task that reads a generation sleeps between tokens. To wake the task costs as much as to write a
-token to the client. So while the task waits, pieces are sent through an outlet without waking it.
+The task that reads a generation sleeps between tokens. Waking the task costs as much as writing a
+token to the client. So while the task sleeps, pieces are sent through an outlet instead of waking
+it.
 """
 
 from typing import Protocol

@@ -44,7 +44,7 @@ Keep = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptIssuer:
-    """The settings of receipts, and the facts about a model that all its receipts contain."""
+    """Holds the settings of receipts, and the facts about a model that all its receipts contain."""
 
     keys: KeyFile
     tokenizer: str
@@ -77,7 +77,7 @@ class ReceiptIssuer:
 
 
 class CallReceipts:
-    """The receipts of the answers of one call."""
+    """Makes the receipts of the answers of one call."""
 
     __slots__ = (
         "_answers",
@@ -139,8 +139,8 @@ class CallReceipts:
 
     def _obstacle(self, answer: Answer) -> str:
         """Returns the reason why no receipt of an answer can be made. Either some of its tokens
-        come from workers that do not report the traits that receipts need, or workers with
-        different models made them. The result is empty if a receipt can be made."""
+        come from workers that do not report the traits that receipts need, or its tokens come from
+        workers with different models. The result is empty if a receipt can be made."""
         builds = self._traits.get(answer.index, [])
         has_computed = answer.n_tokens > len(self._answers.tokens_so_far(answer.index))
         if not all(map(tells_enough, builds)) or (has_computed and not builds):
@@ -201,20 +201,21 @@ and the function that counts memory."""
 
 
 def tells_enough(traits: Traits) -> bool:
-    """Returns whether the traits of workers contain the entries that receipts need: `weights` and
-    `max_model_len`."""
+    """Returns whether `traits` has the entries that receipts need: `weights` and `max_model_len`.
+    Traits are what workers report about their model and their arithmetic."""
     return {"weights", "max_model_len"} <= dict(traits).keys()
 
 
 def model_of(traits: Traits) -> tuple[str, ...]:
-    """Returns the part of the traits of workers that must be equal for all tokens of an answer: the
-    digests of the weights and of the configuration."""
+    """Returns the digests of the weights and of the configuration from the traits that workers
+    report. Both must be equal for all tokens of an answer."""
     by_name = dict(traits)
     return tuple(by_name.get(name, "") for name in ("weights", "configuration"))
 
 
 def arithmetic_of(traits: Traits) -> dict[str, str]:
-    """Returns the part of the traits of workers that decides how numbers are rounded."""
+    """Returns the traits that decide how numbers are rounded. `traits` are all traits that workers
+    report about their model and their arithmetic."""
     by_name = dict(traits)
     found = {name: by_name.get(name, "") for name in Arithmetic.model_fields}
     return {name: value for name, value in found.items() if value or name != "adapters"}

@@ -31,7 +31,7 @@ async def replay(
     """Brings an answer and the reader of its text into the state after `token_ids`, the tokens that
     the client has. Returns the last piece of the answer if the answer ends there, else an empty
     piece. `ending` is the reason why the answer ended there, or None if the answer continues. If a
-    stop string ended the answer, `ending` is None, since replaying finds the stop string.
+    stop string ended the answer, `ending` is None, because replaying finds the stop string.
 
     Raises:
         InvalidRequest: a stop string would have ended the answer before the last of these tokens.

@@ -1,7 +1,7 @@
 """Turns a request into tokens and grammars.
 
-The output format of a request, or the tools of a conversation, become a grammar. The grammar is
-compiled here, to check that the model can follow it.
+The output format of a request, or the tools of a conversation, are translated to a grammar. This
+grammar is compiled to check that the model can follow it.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class RequestEncoder:
             InvalidRequest: a prompt is too long, tokens are not in the vocabulary, a conversation
             can't be rendered, or a grammar can't be followed.
             UnknownModel: the request is for another model.
-            PoolFull: there is no room for the request at the moment.
+            PoolFull: there are too many requests at once.
         """
         limits.check_model(request.model)
         limits.check_kind(request.options)
@@ -113,8 +113,8 @@ class RequestEncoder:
         limits: ModelLimits,
         share: Share,
     ) -> AnswerFormat:
-        """Returns the format of answers to a conversation. If the format has a grammar, the grammar
-        has been checked.
+        """Returns the format of answers to a conversation. If the format has a grammar, checks that
+        the model can follow it.
 
         Raises:
             InvalidRequest: the grammar cannot be followed. If the schema of a tool is the cause,
@@ -148,8 +148,8 @@ class RequestEncoder:
     async def check_value(
         self, schema: ClientSchema, value: str, *, limits: ModelLimits, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
-        was not possible within the limits."""
+        """Returns whether the text `value` is JSON that matches a client's schema. Returns None if
+        it could not be checked, for example because of a limit."""
         return await self._grammar_check.is_valid(schema, value, limits.pipeline, share)
 
 

@@ -1,5 +1,5 @@
-"""The memory that a request takes beyond the request itself, which was counted when it arrived: for
-its vectors, and for its prompts once they are encoded into tokens."""
+"""Computes the memory of a request's vectors, and of its prompts after they have been encoded into
+tokens. The memory of the request itself is counted when the request arrives."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ VECTOR_BYTES = 512
 """Bytes of memory that a vector takes besides its numbers."""
 
 N_WRITTEN = 32
-"""Memory for writing one vector, in vectors: its numbers as Python objects and as text take about
-as much memory as this many vectors."""
+"""Factor by which writing a vector as text takes more memory than the numbers of the vector: they
+become Python objects, and then text."""
 
 
 def vector_bytes(n_vectors: int, n_values: int) -> int:
-    """Returns the approximate memory, in bytes, of the vectors of a request, including the memory
-    for writing them one after the other."""
+    """Returns the approximate memory, in bytes, of the vectors (embeddings or scores) of a request,
+    including the memory for writing one vector at a time as text."""
     number_bytes = array("f").itemsize * n_values
     return n_vectors * (VECTOR_BYTES + number_bytes) + N_WRITTEN * number_bytes
 
@@ -31,9 +31,9 @@ def vector_bytes(n_vectors: int, n_values: int) -> int:
 def encoded_bytes(
     prompts: Sequence[EncodedPrompt], options: GenerationOptions, *, max_at_once: int
 ) -> int:
-    """Returns the approximate memory, in bytes, that a request takes once its prompts are encoded,
-    beyond the memory that was counted when the request arrived. The scheduler has at most
-    `max_at_once` answers of the request at a time."""
+    """Returns the approximate memory, in bytes, that a request takes after its prompts have been
+    encoded. The memory that was counted when the request arrived is not included. The scheduler has
+    at most `max_at_once` answers of the request at a time."""
     n_answers = len(prompts) * options.n_generated
     n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
     return (
@@ -47,7 +47,7 @@ def encoded_bytes(
 def _token_bytes(prompts: Sequence[EncodedPrompt], n: int, *, max_at_once: int) -> int:
     """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of the
     tokens for the scheduler. If the client sent a prompt as tokens, only the copies are counted,
-    since the tokens were counted when the request arrived. It is assumed that the copies of the
+    because the tokens were counted when the request arrived. It is assumed that the copies of the
     longest prompts exist at the same time. Each prompt has `n` answers."""
     n_packed = sum(
         len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)

@@ -14,8 +14,8 @@ from services.frontend.text.message_reader import MessageReader
 
 
 class RestoredAnswers:
-    """The answers of one call that have been restored because the call resumes a broken stream. A
-    new stream has none."""
+    """Restores the answers of one call, if the call resumes a broken stream, and keeps the restored
+    answers. A new stream has none."""
 
     __slots__ = (
         "_answers",
@@ -55,8 +55,8 @@ class RestoredAnswers:
         return not so_far.token_ids and not so_far.is_finished
 
     def take_reader(self, index: int) -> MessageReader | None:
-        """Removes and returns the message reader of an answer, which has read the text that the
-        client has. Returns None if the answer was not restored."""
+        """Removes and returns the message reader of an answer. This reader has already read the
+        text that the client has. Returns None if the answer was not restored."""
         return self._readers.pop(index, None)
 
     async def restore(self, *, deadline: float | None) -> None:

@@ -1,5 +1,5 @@
-"""The answers of one call while they run: applies the scheduler's events to the answers, and
-reports first tokens and ends of answers to the metrics and the span of the call."""
+"""Applies the scheduler's events to the answers of one call while they run, and reports the first
+token and the end of each answer to the metrics and to the span of the call."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,7 +20,7 @@ from services.frontend.request.finish_reason import FinishReason
 
 
 class RunningAnswers:
-    """The answers of one call whose last piece has not been read."""
+    """Applies the scheduler's events to the answers of one call that have not ended yet."""
 
     __slots__ = ("_answers", "_call", "_cut_off", "_n_cached", "_receipts", "_span", "names")
 
@@ -33,8 +33,9 @@ class RunningAnswers:
         cut_off: Callable[[str], None],
         receipts: CallReceipts | None = None,
     ) -> None:
-        """`cut_off` is called with the name of an answer that has ended in this process, so that
-        the scheduler cancels it. `receipts` makes the receipt of each answer when it ends."""
+        """`cut_off` is called with the name of an answer that this process has ended, for example
+        at a stop string. It must make the scheduler cancel the answer. `receipts` makes the receipt
+        of each answer when it ends."""
         self._receipts = receipts
         self._answers = answers
         self._span = span
@@ -48,11 +49,13 @@ class RunningAnswers:
 
     @property
     def n_cached_tokens(self) -> int:
-        """Number of tokens of all prompts that were in a cache."""
+        """Number of prompt tokens, over all prompts, whose keys and values were found in a
+        cache."""
         return sum(self._n_cached.values())
 
     def begin(self, indices: Iterable[int]) -> None:
-        """Adds answers that are about to be submitted."""
+        """Adds the answers with these indices, which are about to be submitted, to the running
+        answers."""
         self.names.update(map(self._answers.name, indices))
 
     def apply(self, event: Event, answer: Answer) -> Piece:

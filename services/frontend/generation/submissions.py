@@ -1,8 +1,9 @@
 """Submits the answers of one call to the scheduler.
 
-A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If a
-later answer cannot be submitted, the attempt is repeated for up to `resume_s` seconds, as for a
-request that a scheduler had accepted, since the client's call has been accepted.
+A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If
+one of the first answers is not accepted, the client's call is refused. After that, the call counts
+as accepted: if a later answer cannot be submitted, the attempt is repeated for up to `resume_s`
+seconds.
 """
 
 import asyncio
@@ -54,8 +55,8 @@ class Submissions:
         self._waiting: deque[int] = deque()
         """Indices of the answers that are not submitted yet."""
         self.at_scheduler: set[str] = set()
-        """Names of the answers that the scheduler has, or that are held until a scheduler can take
-        them."""
+        """Names of the answers that the scheduler has, or that wait in this process until a
+        scheduler can take them."""
         self._unaccepted: set[str] = set()
         """Names of the first answers that the scheduler has not accepted yet. `start` waits until
         there are none."""
@@ -63,7 +64,7 @@ class Submissions:
 
     async def start(self, indices: Collection[int], *, until: float) -> None:
         """Submits the first answers and waits until the scheduler has accepted them. An answer may
-        be held for a pipeline until `until`, a time of the event loop's clock.
+        wait for a pipeline until `until`, a time of the event loop's clock.
 
         Raises:
             OrcinusError: the reason why an answer was not accepted.
@@ -75,8 +76,8 @@ class Submissions:
             await self._started
 
     def note_arrival(self, event: Event) -> None:
-        """Takes an event of an answer. The event may make `start` return or raise, or cause the
-        next answers to be submitted."""
+        """Notes that an event of an answer has arrived. The event may make `start` return or raise,
+        or cause the next answers to be submitted."""
         if isinstance(event, Failed):
             self._waiting.clear()  # the call ends when its reader gets the error
             if event.request_id in self._unaccepted:
@@ -106,8 +107,9 @@ class Submissions:
         self._resources.in_flight.close()
 
     def close(self) -> None:
-        """Withdraws all answers and drops the reference to the call. The call refers to this
-        object, and a cycle of references would keep its memory until the garbage collector runs."""
+        """Withdraws all answers, and drops the reference to the call, because the call refers to
+        this object: a cycle of references would keep the memory of both until the garbage collector
+        runs."""
         self.withdraw()
         self._call = None
 
@@ -118,8 +120,9 @@ class Submissions:
             self._submit_next(until=None)
 
     def _submit_next(self, *, until: float | None) -> None:
-        """Submits as many answers as the scheduler may have at a time. `until` is given only for
-        the first answers, which `start` waits for; it is None for later answers."""
+        """Submits answers until the scheduler has as many of this call as it may have at a time.
+        `until` is a time for the first answers, which `start` waits for, and None for later
+        answers."""
         call = self._call
         while (
             call is not None

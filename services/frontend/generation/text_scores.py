@@ -1,11 +1,11 @@
 """The log-probabilities of the tokens that make each text of a message.
 
-A model writes reasoning, content and calls one after the other, with marks in between, and a reader
-may hold characters back. So the log-probabilities of tokens are kept until the reader returns the
-text that the tokens make. A text is found by its position among the characters that the model has
-written, not by its words: the same words may occur twice. A token that is partly inside a text
-counts as a token of the text. White space that is read before reasoning, but becomes content at the
-end of the answer, has no tokens.
+A model writes reasoning, content and calls one after the other, with markers such as tags in
+between. The message reader, which separates them, may hold characters back. So the
+log-probabilities of tokens are kept until the reader returns the text that the tokens make. A text
+is found by its position among the characters that the model has written, not by its words: the same
+words may occur twice. A token that is partly inside a text counts as a token of the text. White
+space that is read before reasoning, but becomes content at the end of the answer, has no tokens.
 """
 
 from bisect import bisect_left
@@ -19,23 +19,23 @@ from services.frontend.text.message_reader import Words
 
 class TextScores:
     """Finds the tokens of each text of one answer. The texts must be taken in the order in which
-    the reader returns them."""
+    the message reader returns them."""
 
     def __init__(self, keep: Callable[[int], None]) -> None:
-        """`keep` takes a number of bytes of the memory budget, or gives bytes back if the number is
-        negative."""
+        """`keep` is called with a number of bytes: it takes them from the memory budget, or gives
+        them back if the number is negative."""
         self._keep = keep
         self._held: deque[TokenScores] = deque()
-        """Tokens after the last text that was taken. No entry is empty."""
+        """Tokens after the text that `take` was last called with. No entry is empty."""
 
     def add(self, scores: TokenScores | None) -> None:
-        """Takes the next tokens of the answer, if there are any."""
+        """Keeps the next tokens of the answer with their log-probabilities, if there are any."""
         if scores is not None and scores.token_ids:
             self._keep(_n_bytes(scores))
             self._held.append(scores)
 
     def close(self) -> None:
-        """Drops the tokens after the last text, since the answer has ended."""
+        """Drops all tokens that `take` has not returned. Call it when the answer has ended."""
         while self._held:
             self._keep(-_n_bytes(self._held.popleft()))
 

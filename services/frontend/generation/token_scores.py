@@ -1,7 +1,7 @@
 """The log-probabilities of the tokens of one answer, delivered together with the text of the
 tokens.
 
-A text that may become a stop string is held back, and dropped if it becomes one. The
+A text that may be the beginning of a stop string is held back, and is dropped if it is. The
 log-probabilities of its tokens are held back and dropped with the text, so a client never gets more
 of an answer's tokens than of its text. A token whose text is delivered in part counts as delivered.
 """
@@ -43,21 +43,22 @@ class TokenScores:
 
 
 class HeldScores:
-    """Tokens whose text is held back because it may become a stop string, with their
-    log-probabilities."""
+    """Keeps tokens, with their log-probabilities, whose text is held back because it may be the
+    beginning of a stop string."""
 
     def __init__(self) -> None:
         self._held = TokenScores()
 
     def add(self, new: TokenScores, *, n_delivered: int) -> TokenScores:
-        """Takes new tokens, when `n_delivered` characters of the answer have been delivered.
-        Returns the tokens that begin before the end of these characters."""
+        """Adds the tokens `new` to the tokens that are held back. Then removes, and returns, the
+        tokens that begin within the first `n_delivered` characters of the answer, which are the
+        characters that have been delivered."""
         held = TokenScores.joined([self._held, new])
         n_taken = sum(offset < n_delivered for offset in held.offsets)
         self._held = held.part(n_taken, len(held.token_ids))
         return held.part(0, n_taken)
 
     def take_all(self) -> TokenScores:
-        """Returns all tokens that are held back."""
+        """Removes and returns all tokens that are held back."""
         held, self._held = self._held, TokenScores()
         return held

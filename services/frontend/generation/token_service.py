@@ -1,4 +1,5 @@
-"""Requests that need only the tokenizer: tokenize, detokenize, count, and names of tokens."""
+"""Serves requests that need only the tokenizer: to tokenize, to detokenize, to count tokens, and to
+name tokens."""
 
 import asyncio
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ class TokenService:
             InvalidRequest: the prompt has too many characters, a conversation can't be rendered, or
             the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is no room for the call at the moment.
+            PoolFull: there are too many calls at once.
             TimedOut: the time limit of the call is over.
             Unavailable: there has been no pipeline yet, or this process is stopping.
         """
@@ -131,7 +132,7 @@ class TokenService:
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the names that tokens have in the vocabulary. Raises PoolFull if the memory
-        budget has no room for them."""
+        budget has too little memory left for the names."""
         names: list[str] = []
         with self._admission.budget.share(TOKEN_NAME_BYTES * len(token_ids)):
             for start in range(0, len(token_ids), NAMED_AT_ONCE):

@@ -48,7 +48,7 @@ class ValueChecks:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the keywords of JSON schemas that the grammar does not enforce."""
+        """Names of the JSON-schema keywords that the grammar does not enforce."""
         names = () if self._schema is None else self._schema.unenforced_names
         found = dict.fromkeys(names)
         for prompt in self._prompts:
@@ -57,13 +57,13 @@ class ValueChecks:
         return tuple(found)
 
     def add(self, index: int, text: str) -> None:
-        """Keeps new text of an answer for the check when the answer ends."""
+        """Keeps new text of an answer, because the whole text is checked when the answer ends."""
         self._keep(KEPT_BYTES * len(text))
         self._texts.setdefault(index, []).append(text)
 
     async def checked(self, piece: Piece, prompt: EncodedPrompt) -> Piece:
-        """Takes the next piece of an answer to a prompt, and returns it. The last piece of the
-        answer also says whether the values match their schemas."""
+        """Returns `piece`, the next piece of an answer to `prompt`. If it is the last piece, the
+        returned piece also says whether the values of the answer match their schemas."""
         self.add(piece.index, piece.text)
         if piece.finish_reason is None:
             return piece

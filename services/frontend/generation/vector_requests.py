@@ -1,5 +1,5 @@
-"""Requests for vectors and for the scores of pairs of texts, in the form that all protocols
-share."""
+"""Makes the requests for embeddings and for the scores of pairs of texts, in the form that all
+protocols share. The result of either request is one vector for each prompt."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ def vector_options(
     cache_salt: str | None = None,
     truncate_prompt_tokens: int | None = None,
 ) -> GenerationOptions:
-    """Returns the options of a request for vectors. If `wants_score`, each vector is the score of a
-    pair of texts. For the other options, None means the default."""
+    """Returns the options of a request for vectors. If `wants_score`, each vector has one number,
+    the score of a pair of texts. For the other options, None means the default."""
     return GenerationOptions(
         wants_vector=True,
         wants_score=wants_score,
@@ -49,7 +49,7 @@ def embedding_request(
     model: str,
     field: TextsField,
 ) -> GenerationRequest:
-    """Returns the request for the vectors of `inputs`, which are in `field` of the client's
+    """Returns the request for the embeddings of `inputs`, which are in `field` of the client's
     request. The prompt that the checkpoint calls `prompt_name` is put before each text.
 
     Raises:

@@ -1,4 +1,5 @@
-"""Runs a generation whose result is vectors, and yields the vectors of its prompts in order."""
+"""Runs a generation whose result is vectors (embeddings or scores), and yields the vectors of its
+prompts in order."""
 
 import asyncio
 import math
@@ -21,7 +22,7 @@ Vector: TypeAlias = "array[float]"
 
 async def vectors_of(generation: Generation) -> AsyncIterator[Vector]:
     """Starts a generation, waits until it is complete and yields the vector of each prompt. Lets
-    other tasks run after each vector, since there may be a thousand vectors with thousands of
+    other tasks run after each vector, because there may be a thousand vectors with thousands of
     elements each.
 
     Raises:
@@ -63,7 +64,7 @@ def shortened(vector: Vector, n_values: int | None, *, is_normalised: bool) -> V
 
 
 def probability(score: float) -> float:
-    """Returns the logistic function of a score, from 0 to 1."""
+    """Returns the logistic function of a score. The result is a number from 0 to 1."""
     if score >= 0:
         return 1 / (1 + math.exp(-score))
     return math.exp(score) / (1 + math.exp(score))

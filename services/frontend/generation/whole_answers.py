@@ -1,4 +1,5 @@
-"""The answers of a call that is not streamed: the client gets them when all are complete."""
+"""Collects the answers of a call that is not streamed. The client gets the answers when all are
+complete."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +27,8 @@ class WholeAnswers:
 
     def add(self, piece: Piece) -> None:
         """Takes the next piece of an answer. Whenever the answer has `MAX_PIECES` pieces, joins
-        them and counts their memory. Raises PoolFull if the memory budget has no room for them."""
+        them and counts their memory. Raises PoolFull if the memory budget has too little memory
+        left."""
         pieces = self._answers[piece.index]
         pieces.append(piece)
         if len(pieces) == MAX_PIECES:

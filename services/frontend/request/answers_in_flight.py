@@ -5,8 +5,8 @@ from typing import Self
 
 
 class AnswersInFlight:
-    """Counts the answers of a call that are in flight. Answers may end one by one or several
-    together, and each end is counted only once."""
+    """Counts the answers of a call that are in flight. Answers may be reported as ended one by one
+    or several together. At most as many ends are counted as there are answers."""
 
     def __init__(self, n_answers: int, release: Callable[[int], None]) -> None:
         """`release` is called whenever answers end, with the number of answers that have ended."""

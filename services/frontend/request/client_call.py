@@ -1,4 +1,4 @@
-"""A call of a client, over HTTP or gRPC: its id, and how long it may take.
+"""The record of a client's call over HTTP or gRPC: the id of the call, and how long it may take.
 
 The code of the protocol begins the call once (`begin_call`), in the task that answers it. From then
 on the call is the current call of that task, and code that answers, records or logs gets it with
@@ -29,7 +29,7 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCall:
-    """A call of a client."""
+    """The record of one call of a client: its ids, its time limits, and when it began."""
 
     request_id: str
     """Id that the call has in this process."""
@@ -78,7 +78,7 @@ def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
     """Creates the record of a client's call, sets it as the current call of this task, and returns
-    it. A client's id is ignored if its form could do harm in logs."""
+    it. `client_id` is ignored if its form could do harm in logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(
@@ -93,12 +93,13 @@ def begin_call(
 
 
 def current_call() -> ClientCall | None:
-    """Returns the call that this task answers, if there is one."""
+    """Returns the record of the client's call that this task answers, or None if there is no such
+    call."""
     return _current.get()
 
 
 def current_id() -> str | None:
-    """Returns the id of the call that this task serves, as the client sees the id. Returns None if
-    there is no call."""
+    """Returns the id of the client's call that this task answers, in the form that the client sees
+    (`ClientCall.shown_id`). Returns None if there is no such call."""
     call = _current.get()
     return None if call is None else call.shown_id

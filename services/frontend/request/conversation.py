@@ -51,7 +51,8 @@ class EarlierCall:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, plus one for the call itself."""
+        """Number of characters of the call's texts that came from the client, plus one for the call
+        itself."""
         return 1 + len(self.id) + len(self.name) + len(self.arguments)
 
     @property
@@ -75,7 +76,8 @@ class ChatMessage:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, plus one for the turn itself."""
+        """Number of characters of the turn's texts that came from the client, plus one for the turn
+        itself."""
         texts = (self.role, self.content, self.name, self.tool_call_id, self.reasoning_content)
         of_calls = sum(call.n_characters for call in self.tool_calls)
         return 1 + sum(len(text or "") for text in texts) + of_calls
@@ -105,7 +107,8 @@ class Tool:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, plus one for the tool itself."""
+        """Number of characters of the tool's texts that came from the client, plus one for the tool
+        itself."""
         return 1 + len(self.name) + len(self.description) + len(self.parameters)
 
     @property
@@ -117,7 +120,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Whether the model may, must or must not call tools, and which tools."""
+    """Says whether the model may, must or must not call tools, and which tools it may call."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
@@ -127,7 +130,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The turns of a conversation, oldest first. The chat template renders them as a text."""
+    """The turns of a conversation, oldest first, and its tools. The chat template renders both as
+    one text."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
@@ -142,8 +146,8 @@ class Conversation:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, plus one for each turn, tool call and
-        tool."""
+        """Number of characters of all texts that came from the client, plus one for each turn, tool
+        call and tool."""
         n_characters = sum(turn.n_characters for turn in self.messages)
         n_characters += sum(tool.n_characters for tool in self.tools)
         return n_characters + self._n_kwargs

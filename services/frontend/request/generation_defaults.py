@@ -2,8 +2,8 @@
 authors of the model recommend. They are used where a client sets no value.
 
 The defaults are applied to requests of all protocols before anything is checked, so that a resumed
-stream continues with the same options. The file also names the tokens that end an answer, which
-only the workers read.
+stream continues with the same options. The file also names the tokens that end an answer; only the
+workers read these.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A client's request, independent of its protocol, and the rules that it must keep.
+"""A client's request, independent of its protocol, and the rules that a request must keep.
 
 The protocols check only what their own syntax needs. `services.common.sampling` defines and checks
 the sampling options. `ModelLimits` checks the rules that depend on the limits of the model. This
@@ -96,7 +96,7 @@ class GenerationOptions:
     n: int = 1
     add_special_tokens: bool | None = None
     """Whether special tokens are put around the prompt as the tokenizer of the checkpoint does for
-    texts. By default this is done for texts, but not for conversations, since the chat template
+    texts. By default this is done for texts, but not for conversations, because the chat template
     writes the special tokens."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -122,8 +122,8 @@ class GenerationOptions:
     receipt: bool = False
     """Whether each answer has a receipt that says how the answer was made."""
     is_receipt_optional: bool = False
-    """Whether an answer comes without a receipt if none can be made, since the client has not asked
-    for one."""
+    """Whether an answer comes without a receipt if none can be made, because the client has not
+    asked for one."""
 
     @property
     def operation(self) -> str:
@@ -148,9 +148,9 @@ class GenerationOptions:
 
     @property
     def n_ranked(self) -> int | None:
-        """Number of alternatives of each token that the scheduler must send. The number is 0 if
-        log-probabilities are needed only to find the best answers, and None if they are not needed
-        at all."""
+        """Number of alternatives to each output token whose log-probabilities the scheduler must
+        send. It is 0 if only the log-probabilities of the output tokens are needed, for example to
+        find the best answers, and None if none are needed."""
         if self.n_logprobs is None and self.is_ranked:
             return 0
         return self.n_logprobs
@@ -158,7 +158,7 @@ class GenerationOptions:
     @property
     def n_bytes(self) -> int:
         """Approximate memory of the options, in bytes. The request takes this memory once, and each
-        answer at the scheduler takes as much again."""
+        answer takes as much again while the scheduler has it."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
@@ -213,7 +213,7 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One client call: its prompts, each of which gets `options.n` answers. If there is a
+    """The request of one client call. Each of its prompts gets `options.n` answers. If there is a
     resumption, the answers continue where a stream broke."""
 
     prompts: tuple[Prompt, ...]
@@ -225,7 +225,8 @@ class GenerationRequest:
     the field follows from the prompt (`prompt_field`)."""
 
     def field_of(self, index: int) -> str:
-        """Returns the name of the field of the client's request that has the prompt `index`."""
+        """Returns the name of the field, in the client's request, that holds the prompt with the
+        index `index`."""
         if self.texts_field is not None:
             return self.texts_field.item(index)
         return prompt_field(self.prompts[index])
@@ -236,8 +237,8 @@ class GenerationRequest:
 
     @property
     def n_answers_field(self) -> str:
-        """Name of the field of the client's request that determines the number of answers, for
-        errors."""
+        """Name of the field, in the client's request, that determines the number of answers. Error
+        messages use it."""
         if self.texts_field is not None:
             return self.texts_field.name
         return "n" if len(self.prompts) == 1 else "prompt"
@@ -270,8 +271,8 @@ class GenerationRequest:
         return n_bytes
 
     def resumed(self, resumption: Resumption, *, own_seed: int | None) -> Self:
-        """Returns the request with a resumption. `own_seed` is the seed in the request itself, or
-        None.
+        """Returns the request with the resumption `resumption`. `own_seed` is the seed that the
+        client has set in the request itself, or None.
 
         Raises:
             InvalidRequest: `own_seed` differs from the seed of the stream, or the seed of the
@@ -324,7 +325,7 @@ def n_characters(prompt: Prompt) -> int:
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """Returns the name of the field of the client's request that has the prompt."""
+    """Returns the name of the field, in the client's request, that holds a prompt of this type."""
     return "messages" if isinstance(prompt, Conversation) else "prompt"
 
 

@@ -1,4 +1,4 @@
-"""Parses a field of a request that holds a JSON object as text."""
+"""Parses the text of a request's field as a JSON object."""
 
 from typing import Any
 

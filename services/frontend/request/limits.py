@@ -16,7 +16,7 @@ from services.frontend.request.truncation import WHOLE
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The limits of the model that a pipeline serves, applied to requests."""
+    """Checks requests against the limits of the model that a pipeline serves."""
 
     pipeline: ServedPipeline
     served_names: tuple[str, ...] = ()
@@ -27,10 +27,11 @@ class ModelLimits:
     lowered."""
 
     needs_room: bool = True
-    """Whether a prompt must leave room for an answer."""
+    """Whether a prompt must leave room in the context for an answer."""
 
     def of_prompts_alone(self) -> Self:
-        """Returns the limits for prompts that get no answer, and so need leave no room for one."""
+        """Returns the same limits, but for prompts that get no answer, so they need not leave room
+        for one in the context."""
         return replace(self, needs_room=False)
 
     @property
@@ -40,13 +41,13 @@ class ModelLimits:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How the model makes vectors; None if it makes none."""
+        """How the model makes vectors (embeddings or scores); None if it makes none."""
         return self.pipeline.pooling
 
     @property
     def token_type_stride(self) -> int:
-        """Number that is added to the id of each token in the second text of a pair, by which the
-        model distinguishes the two texts. 0 if the model does not distinguish them."""
+        """Number that is added to the id of each token in the second text of a pair, because the
+        model tells the two texts apart by it. 0 if the model does not tell them apart."""
         return 0 if self.pooling is None else self.pooling.token_type_stride
 
     def check_kind(self, options: GenerationOptions) -> None:
@@ -86,8 +87,8 @@ class ModelLimits:
         return None if digest is None else scheduler_pb2.Adapter(name=model, digest=digest)
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if a prompt is empty or too long, leaves no room for an answer, or
-        has a token that is not in the vocabulary."""
+        """Raises InvalidRequest if a prompt is empty, is too long, leaves no room in the context
+        for an answer, or has a token that is not in the vocabulary."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
         self.check_length(field, len(token_ids))
@@ -103,9 +104,9 @@ class ModelLimits:
         self.check_tokens(field, token_ids)
 
     def cut_to(self, options: GenerationOptions) -> int | None:
-        """Returns the number of tokens to which longer prompts are cut off. Returns None if prompts
-        are not cut off. Raises InvalidRequest if the client's number is more than the model takes,
-        or not positive."""
+        """Returns the number of tokens to which longer prompts are cut off, or None if prompts are
+        not cut off. Raises InvalidRequest if the number that the client requests is not positive,
+        or is more than the model takes."""
         n_tokens, most = options.truncate_prompt_tokens, self.max_prompt_len
         if n_tokens is None or n_tokens == WHOLE:
             return None if n_tokens is None else most
@@ -116,8 +117,8 @@ class ModelLimits:
         return n_tokens
 
     def is_too_long(self, n_tokens: int) -> bool:
-        """Returns whether a prompt of `n_tokens` tokens is too long for the model, or is to get an
-        answer but leaves no room for it."""
+        """Returns whether a prompt of `n_tokens` tokens is too long for the model's context, or
+        leaves no room in it for an answer that the prompt is to get."""
         return n_tokens > self.max_prompt_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
@@ -142,15 +143,16 @@ class ModelLimits:
             )
 
     def too_many_characters(self, field: str, message: str) -> errors.ContextOverflow:
-        """Returns the error for a prompt that has too many characters to be tokenized."""
+        """Returns the error, with the text `message`, for a prompt that has too many characters to
+        be tokenized."""
         return errors.ContextOverflow(
             field, f"{message}: {self._context_words}", context=self.pipeline.max_model_len
         )
 
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
         """Returns the largest number of tokens that an answer may have: the client's `max_tokens`
-        or, if it is not set, the default, lowered to the room that the prompt leaves in the model's
-        context. Returns 0 if the request is for vectors.
+        or, if it is not set, the default, lowered to the number of tokens that the prompt leaves
+        free in the model's context. Returns 0 if the request is for vectors.
 
         Raises:
             ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.

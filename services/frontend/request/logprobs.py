@@ -66,7 +66,7 @@ class Logprobs:
 
     @property
     def n_top(self) -> int:
-        """Number of alternatives of each token."""
+        """Number of alternatives to each token."""
         return len(self.top_token_ids) // len(self.values) if self.values else 0
 
     @property

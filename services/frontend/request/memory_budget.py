@@ -1,9 +1,9 @@
 """The memory budget of this process for the data of all clients.
 
-Code that holds data for a client takes a share of the budget for as long as it holds the data: a
-body that is being received, a running request, a text that is being tokenized, or output that is
-not read. The share grows with the data, and ends when the data is freed, which may be after the
-client has disconnected. Threads that write answers change shares, too.
+Code that holds data for a client takes a share of the budget for as long as it holds the data. Such
+data are a body that is being received, a running request, a text that is being tokenized, and
+output that is not read. The share grows with the data, and ends when the data is freed, which may
+be after the client has disconnected. Threads that write answers change shares, too.
 """
 
 from threading import Lock
@@ -15,8 +15,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 
 class MemoryBudget:
-    """A limit in bytes on all shares together. One share may exceed the limit while no other share
-    has bytes."""
+    """Limits the bytes of all shares together. One share may exceed the limit while all other
+    shares are empty."""
 
     def __init__(self, max_bytes: int, *, refusals: Refusals | None = None) -> None:
         self.max_bytes = max_bytes
@@ -27,7 +27,7 @@ class MemoryBudget:
         self._refusals = Refusals() if refusals is None else refusals
 
     def share(self, n_bytes: int = 0) -> "Share":
-        """Returns a share of `n_bytes` bytes.
+        """Takes `n_bytes` bytes of the budget, and returns the share that holds them.
 
         Raises:
             PoolFull: the budget has fewer bytes left.
@@ -37,18 +37,19 @@ class MemoryBudget:
         return share
 
     def has_room(self, n_bytes: int) -> bool:
-        """Returns whether `n_bytes` more bytes are left."""
+        """Returns whether the budget has `n_bytes` bytes left."""
         return self.n_bytes + n_bytes <= self.max_bytes
 
     def refuse(self) -> errors.PoolFull:
-        """Counts a refused request for memory, and returns the error for it."""
+        """Counts a refusal for lack of memory, and returns the error for it."""
         self._refusals[Refusal.MEMORY] += 1
         return errors.PoolFull("requests take all the memory that they may; try again")
 
 
 class Share:
-    """A part of a budget. A closed share is empty, and may grow again. A share of a `with` block
-    ends with the block: calls that threads make later have no effect."""
+    """A part of a budget. A closed share is empty, and may grow again. But if the share is used as
+    a `with` block, it ends for good with the block, and later calls of its methods, for example in
+    other threads, have no effect."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget

@@ -1,4 +1,4 @@
-"""The formats that a client may request for an output, each translated to a grammar.
+"""Translates each format that a client may request for an output to a grammar. The formats are:
 
     JSON that matches a schema (`json_schema`), with white space as Python's `json.dumps` writes it
         and no other, so that no output fills up with white space; the schema may allow any object
@@ -68,7 +68,7 @@ class OutputFormat:
         return cls(field, json_schema(schema), schema)
 
     def with_additional(self, additional_properties: AdditionalProperties) -> "OutputFormat":
-        """Returns the format in which objects may have the additional members that
+        """Returns the same format, in which objects may also have the members that
         `additional_properties` allows."""
         schema = self.schema
         if schema is None or schema.additional_properties == additional_properties:
@@ -100,7 +100,7 @@ def json_schema(schema: ClientSchema) -> str:
 
 
 def json_rule(enforced: Mapping[str, Any]) -> str:
-    """Returns the expression, for use in a rule of a Lark grammar, of JSON that matches a schema.
+    """Returns an expression for JSON that matches a schema, for use in a rule of a Lark grammar.
     The schema must be enforceable (`ClientSchema.enforced`)."""
     return f"%json {_json_text({**enforced, 'x-guidance': _SPACING})}"
 
@@ -138,7 +138,7 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a literal of a Lark grammar, in which control characters are escaped."""
+    """Returns a text as a literal for a Lark grammar. Control characters are escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -169,7 +169,7 @@ def grammar(text: str, *, field: str = "grammar") -> str:
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Splits a valid grammar into its parts, for use inside a larger grammar. The larger grammar
+    """Splits a valid grammar into its parts, to use them in a larger grammar. The larger grammar
     refers to the first part by `@` and the part's name."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):

@@ -15,7 +15,8 @@ digests of the weights, sorted by name."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPipeline:
-    """A pipeline: its model, the limits of the model, and its numbers of stages and ranks."""
+    """Describes a pipeline: the model, the limits of the model, and the numbers of stages and
+    ranks."""
 
     model: str
     vocab_size: int
@@ -32,8 +33,9 @@ class ServedPipeline:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Digest of each adapter that requests may use, by the adapter's name. Adapters that the
-        workers have from the start come before loaded adapters."""
+        """Maps the name of each adapter that requests may use to the digest of the adapter.
+        Adapters that the workers have from the start come before adapters that clients have
+        loaded."""
         fixed = adapters_in(dict(self.traits))
         loaded = self.loaded if self.loads_adapters else ()
         return fixed | {name: digest for name, digest in loaded if name not in fixed}
@@ -45,7 +47,7 @@ class ServedPipeline:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How the workers make vectors; None if they make none."""
+        """How the workers make vectors (embeddings or scores); None if they make none."""
         return pooling_in(dict(self.traits))
 
     @classmethod

@@ -1,4 +1,5 @@
-"""The reasons why clients are refused or cut off, for both protocols, and a count of each reason.
+"""The reasons why clients of either protocol (HTTP or gRPC) are refused or cut off, and a count for
+each reason.
 
 Code that enforces a limit increases the count of its reason in `Refusals`, and the metrics read the
 counts.
@@ -45,7 +46,7 @@ class Refusal(StrEnum):
 
 
 class Refusals(Counter[Refusal]):
-    """Number of refusals so far, keyed by reason. Every reason has a count from the start."""
+    """Number of refusals so far, keyed by reason. Every reason has a count of 0 at the start."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(Refusal, 0))

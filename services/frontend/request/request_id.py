@@ -1,5 +1,5 @@
-"""Ids of requests: 32 hexadecimal digits, of which the first eight are the time of creation.
-Another frontend that resumes the request can therefore show the same time of creation."""
+"""Ids of requests: 32 hexadecimal digits, of which the first eight are the time of creation. So if
+another frontend resumes the request, it can show the same time of creation."""
 
 import re
 import secrets

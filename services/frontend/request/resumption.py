@@ -1,5 +1,5 @@
-"""The resumption of a broken stream, for which the client sends the tokens that it has received.
-Any frontend can continue the stream after these tokens.
+"""The resumption of a broken stream. The client sends the tokens that it has received, and any
+frontend can continue the stream after these tokens.
 
 The tokens, the seed and the rest of the request determine how an answer goes on and whether it has
 ended. So a frontend need not keep any state for clients that may resume.

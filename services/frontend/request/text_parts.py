@@ -1,4 +1,4 @@
-"""A text in parts, which are joined only when the text is tokenized.
+"""A text that is kept in parts. The parts are joined only when the text is tokenized.
 
 The prompts of a request may repeat a long part, such as the query that is compared with each of a
 thousand documents. All prompts share the memory of such a part.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """A text in parts, which other texts may share."""
+    """A text that is kept in parts. Other texts may share the parts."""
 
     parts: tuple[str, ...]
 

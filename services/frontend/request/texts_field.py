@@ -1,4 +1,4 @@
-"""The field of a client's request that has the texts of a request for vectors."""
+"""The field, in a client's request for embeddings or scores, that has the texts."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,5 @@
-"""How many tokens of a text, or of two texts, are left when a prompt is cut off at its end."""
+"""Computes how many tokens of a text, or of two texts, are kept when a prompt is cut off at its
+end."""
 
 from collections.abc import Sequence
 
@@ -12,8 +13,9 @@ class CutTooShort(ValueError):
 
 
 def kept_lengths(lengths: Sequence[int], n_tokens: int) -> tuple[int, ...]:
-    """Returns how many tokens of each of one or two texts are kept, so that they are at most
-    `n_tokens` together. Of two texts the longer one is cut first, as in `transformers`."""
+    """Returns, for one or two texts of these lengths, how many tokens of each are kept. Together,
+    at most `n_tokens` tokens are kept. Of two texts the longer one is cut first, as in
+    `transformers`."""
     if len(lengths) == 1:
         return (min(lengths[0], n_tokens),)
     first, second = lengths

@@ -1,8 +1,9 @@
-"""What a checkpoint's files say about the texts and the lengths of its vectors.
+"""Reads what a checkpoint's files say about its vectors (embeddings or scores): how texts are
+prepared, and to which lengths embeddings may be cut.
 
 The prompts that go before texts are in `config_sentence_transformers.json`. Whether texts are
 converted to lower case is in `sentence_bert_config.json`. The lengths to which vectors may be cut
-(Matryoshka) are in `config.json`. How hidden states become vectors is known from the workers
+(Matryoshka) are in `config.json`. The workers report how hidden states become vectors
 (`services.common.pooling`).
 """
 
@@ -22,8 +23,9 @@ MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorDefaults:
-    """A checkpoint's declarations about its vectors: the prompts that go before texts, the case of
-    the texts, and the lengths to which vectors may be cut."""
+    """What a checkpoint declares about its vectors (embeddings or scores): the prompts that go
+    before texts, whether texts are converted to lower case, and the lengths to which embeddings may
+    be cut."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that go before the client's text, by their names."""

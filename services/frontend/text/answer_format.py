@@ -1,5 +1,5 @@
-"""The format of the answers to one prompt, which decides how the answers are read and which grammar
-they follow."""
+"""The format of the answers to one prompt. The format decides how the answers are read and which
+grammar they follow."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from services.frontend.text.message_reader import MessageReader, PlainReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """The format of the answers to one prompt. Makes the readers of the answers, and has the
+    """The format of the answers to one prompt. Makes a reader for each answer, and holds the
     grammar that the answers follow."""
 
     family: ToolFormat | None = None
@@ -30,7 +30,7 @@ class AnswerFormat:
     client's grammar."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
-    """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
+    """Whether the prompt ends inside the reasoning, so the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens whose texts the readers must see, each with its text."""
     end_tokens: tuple[int, ...] = ()

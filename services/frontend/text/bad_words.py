@@ -1,8 +1,9 @@
 """Converts texts that must not be generated to banned sequences of tokens, as vLLM does.
 
 A text is banned at the beginning of an output and after a space. For this, the text is tokenized
-without and with a space in front. The tokens with the space become a second sequence if their first
-token differs and their number is the same.
+twice, without and with a space in front. The tokens of the text without the space are banned. The
+tokens of the text with the space are banned too, if their first token differs and their number is
+the same.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Renders a conversation as one text, by the chat template of the checkpoint.
 
-Templates are Jinja programs made for the `transformers` library, and see the conversation as plain
+Templates are Jinja programs made for the `transformers` library. They get the conversation as plain
 dictionaries.
 """
 
@@ -29,7 +29,7 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 
 
 class ChatTemplate:
-    """The checkpoint's chat template."""
+    """Renders conversations by the chat template of one checkpoint."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the templates and of the texts of their special tokens."""
+        """SHA-256 of the templates and of the texts of the special tokens that they use."""
         return hashlib.sha256(rfc8785.dumps(self._parts)).hexdigest()
 
     @property
@@ -113,11 +113,12 @@ class ChatTemplate:
         return self._with_tools.form.takes_tool_results
 
     def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
-        """Returns the text of a conversation, up to the place where the answer begins: a new turn
-        of the assistant or, with `continues_last`, the end of the last turn.
+        """Returns the text of a conversation, up to the place where the answer begins. This is the
+        beginning of a new turn of the assistant or, with `continues_last`, the end of the last
+        turn.
 
         Raises:
-            TooMuch: the text would have more than `max_characters` characters. The subclass
+            TooMuch: the text would have more than `max_characters` characters.
             TooSlow: rendering took more than `limit_s` seconds of processor time.
             InvalidRequest: the template refuses the conversation, leaves out messages, or leaves
             out the content that the answer should continue.
@@ -138,7 +139,8 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _FittedTemplate:
-    """A template, and the form in which it takes the turns of a conversation."""
+    """Renders conversations by one template, in the form in which this template takes turns and
+    tools."""
 
     program: TemplateProgram
     form: TemplateForm
@@ -167,7 +169,7 @@ class _FittedTemplate:
 
 
 def _shows_tools(conversation: Conversation) -> bool:
-    """Returns whether the template is given the tools of a conversation."""
+    """Returns whether the template gets the tools of a conversation."""
     return conversation.tool_choice.mode != "none" and bool(conversation.tools)
 
 
@@ -185,14 +187,16 @@ def _broken(name: str, error: Exception) -> ValueError:
 
 
 def _new_tag() -> str:
-    """Returns a random text that marks where a content ends: digits, which templates do not change,
-    and then a space, which shows whether the template strips contents."""
+    """Returns a random text, a tag that is put at the end of a content to find this end in the
+    rendered text. The tag has digits, which templates do not change, and then a space, which shows
+    whether the template strips contents."""
     return f"{secrets.randbelow(10**18):018} "
 
 
 def _cut(text: str, tag: str) -> str:
-    """Returns the text before the tag. If the template has stripped the white space of the tag, the
-    white space at the end of the result is stripped too.
+    """Returns the part of `text` before `tag`, the text that `_tagged` has put at the end of the
+    last content. If the template has stripped the white space of the tag, the white space at the
+    end of the result is stripped too.
 
     Raises:
         InvalidRequest: the text does not contain the tag.

@@ -1,9 +1,9 @@
-"""Checks whether a grammar can be followed, by compiling it in the same way as the workers, and
-whether a finished value matches a client's schema.
+"""Checks whether a grammar can be followed, by compiling the grammar in the same way as the workers
+do. Also checks whether a finished value matches a client's schema.
 
-Another process compiles the grammars (`grammar_process`), one at a time; the number of grammars
-that wait is limited. The result of a check (the verdict) is cached, but the compiled grammar is
-not. The same process checks values. If a value cannot be checked, the result is None.
+Another process (`grammar_process`) compiles the grammars and checks the values, one at a time. The
+number of grammars and values that wait is limited. The result of a grammar's check (the verdict) is
+cached, but the compiled grammar is not.
 """
 
 import hashlib
@@ -89,8 +89,8 @@ class GrammarCheck:
     async def is_valid(
         self, schema: ClientSchema, value: str, pipeline: ServedPipeline, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema. Returns None if the check
-        was not possible within the limits."""
+        """Returns whether the text `value` is JSON that matches a client's schema. Returns None if
+        it could not be checked, for example because of a limit."""
         if self._tokenizer_file is None or len(value) > MAX_VALUE_LENGTH:
             return None
         work = partial(self._is_valid, schema.text, value, pipeline, self._tokenizer_file)
@@ -136,7 +136,7 @@ class GrammarCheck:
 
     def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
         """Returns the process that checks grammars for a model. If there is a process for another
-        model, ends that process."""
+        model, ends it first."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),
             vocab_size=pipeline.vocab_size,

@@ -10,7 +10,7 @@ The first line of the input is JSON that names the model. Each further line is a
 text, or a pair of a schema and a value. For each line there is one line of output, also JSON. For
 the model and for a grammar it is null, or the reason why the grammar cannot be followed. For a pair
 it says whether the value matches, or is null if the check was not possible within the limits. The
-process ends with its input. It must have only one thread, so that it can fork.
+process ends with its input. It must have only one thread, because it forks.
 """
 
 import json

@@ -2,8 +2,8 @@
 checks values against the schemas of clients.
 
 The process runs `services.frontend.text.grammar_checker`. The process is started when the first
-grammar comes, and again after it has died or has not answered in time. The process holds the
-vocabulary of the model in memory, so that the frontend need not hold it.
+grammar or value is to be checked, and again after it has ended or has not answered in time. The
+process holds the vocabulary of the model in memory, so that the frontend need not hold it.
 """
 
 import json
@@ -36,7 +36,8 @@ class CannotFollow(Exception):
 
 
 class GrammarProcess:
-    """The process that checks grammars for one model. Only one thread at a time may call it."""
+    """Starts and calls the process that checks grammars and values for one model. Only one thread
+    at a time may use an object of this class."""
 
     def __init__(self, model: CheckedModel) -> None:
         self.model = model

@@ -27,8 +27,8 @@ if the output is not valid text."""
 
 
 class IncrementalText:
-    """The text of a growing list of tokens. The cost of a token does not grow with the number of
-    earlier tokens.
+    """Makes the text of a growing list of tokens, piece by piece. The cost of a token does not grow
+    with the number of earlier tokens.
 
     If the text continues another text, `context` has the last tokens of that text. These tokens
     decide whether the new text starts with a space. All delivered pieces together equal `to_text`
@@ -112,16 +112,16 @@ class IncrementalText:
         return piece
 
     def _without_context(self) -> str:
-        """Returns the text of the window without the text of the context. Called when the new token
-        has changed the context's text."""
+        """Drops the context from the window, and returns the text of the other tokens. Called when
+        the new token has changed the text of the context."""
         del self._window[: self._n_settled]
         self._n_settled = 0
         self._delivered = ""
         return self._tokenizer.to_text(self._window)
 
     def _settle(self) -> None:
-        """Notes that all text has been delivered. The tokens since the last call become the context
-        of the next tokens."""
+        """Notes that all text has been delivered. The tokens since the last call of this method
+        become the context of the next tokens; older tokens are dropped."""
         del self._window[: self._n_settled]
         self._n_settled = len(self._window)
         self._delivered = self._tokenizer.to_text(self._window)
@@ -135,8 +135,8 @@ class IncrementalText:
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """Returns, for each token, the position in characters at which it begins in the text of all
-    tokens. A character made of several tokens belongs to the last of these tokens."""
+    """Returns, for each token, its beginning in the text of all tokens: the number of characters
+    before it. A character made of several tokens belongs to the last of these tokens."""
     text = IncrementalText(tokenizer)
     offsets, n_characters = [], 0
     for token_id in token_ids:
@@ -146,8 +146,9 @@ def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
-    """Returns the last few tokens that have a text, and that text, which must begin and end with
-    whole characters. Both results are empty if the last character is incomplete."""
+    """Returns some of the last tokens and their text. Tokens without text are left out, and as many
+    tokens are taken as are needed for a text that begins with a whole character. Both results are
+    empty if the text does not end, or cannot begin, with a whole character."""
     last = reversed(token_ids[-4 * _CONTEXT_TOKENS :])
     heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
     tail = [*islice(heard, _CONTEXT_TOKENS + 3)][::-1]

@@ -36,8 +36,8 @@ def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def _shrinking(normalizer: Part | None) -> int | None:
-    """Returns the largest number of characters that a normalizer joins into one. Returns None if
-    the number is not known."""
+    """Returns the largest number of characters of a text that a normalizer turns into one
+    character. Returns None if the number is not known."""
     factor = 1
     for part in _flat(normalizer, "normalizers"):
         match part:
@@ -67,8 +67,8 @@ def _keeps_all(pre_tokenizer: Part | None) -> bool:
 
 
 def _spells_all(parts: Part, vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether the model keeps every unknown character: it neither drops one nor joins
-    several into one token."""
+    """Returns whether the tokenizer's model keeps every unknown character: it neither drops a
+    character nor joins several characters into one token."""
     model = parts["model"]
     if model["type"] != "BPE":
         return False
@@ -88,8 +88,8 @@ def _has_byte_level(part: Part | None, key: str) -> bool:
 
 
 def _flat(part: Part | None, key: str) -> list[Part]:
-    """Returns the simple parts of which a part of a tokenizer consists. A sequence lists its parts
-    under `key`, and may contain further sequences."""
+    """Returns the simple parts of which a normalizer or pre-tokenizer consists. A part of the type
+    `Sequence` lists its parts under `key`, and may contain further sequences."""
     if part is None:
         return []
     if part["type"] == "Sequence":

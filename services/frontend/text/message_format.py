@@ -40,8 +40,8 @@ be followed."""
 
 
 class MessageFormat:
-    """The format in which the model of a checkpoint writes messages: tool calls, reasoning and
-    content."""
+    """Knows the format in which the model of a checkpoint writes tool calls, reasoning and content,
+    and makes from it the format of the answers to a conversation."""
 
     def __init__(
         self,
@@ -155,8 +155,8 @@ class MessageFormat:
         return "" if self._family is None else self._family.before_content
 
     def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
-        """Returns the schemas of those tools whose arguments must match their schemas, keyed by the
-        index of the tool.
+        """Returns the schemas that the arguments of calls must match, keyed by the index of the
+        tool. Tools whose arguments may be any object are left out.
 
         Raises:
             InvalidRequest: a schema does not describe an object, or is too long.
@@ -206,9 +206,9 @@ class MessageFormat:
         is_thinking: bool,
         asked: str,
     ) -> str:
-        """Returns the grammar of answers: reasoning, and then calls of tools, or a text that
-        follows the grammar `asked`. Keywords that the format cannot enforce are noted in
-        `schemas`."""
+        """Returns the grammar of answers: first reasoning, if the model reasons, and then calls of
+        tools, or a text that follows the grammar `asked`. Keywords that the format cannot enforce
+        are noted in `schemas`."""
         markers = Markers(self._special)
         rules = (
             ""
@@ -240,10 +240,10 @@ class MessageFormat:
         *,
         has_other: bool,
     ) -> str:
-        """Returns the grammar rule `answer`. If the model may choose whether to call, and the
-        client requests no other grammar (`has_other` is false), the rule allows text with calls in
-        it. Otherwise the rule allows only calls. If the model may choose, only the arguments of
-        tools with `is_strict` or `is_held` must match their schemas."""
+        """Returns the grammar rule `answer`. If the model may choose whether to call a tool, and
+        the client requests no other grammar (`has_other` is false), the rule allows text with calls
+        in it. Otherwise the rule allows only calls. Arguments must match the schema of their tool
+        if `schemas` has that schema."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         is_single = self._is_single(choice)
@@ -269,14 +269,15 @@ class MessageFormat:
 
 
 def schema_grammars(schemas: Iterable[ClientSchema]) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of each tool's schema, for the first `MAX_BLAMED`
-    schemas."""
+    """Yields, for each of the first `MAX_BLAMED` schemas, the name of its field in the request and
+    its grammar."""
     for schema in itertools.islice(schemas, MAX_BLAMED):
         yield schema.field, output_format.json_schema(schema)
 
 
 def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
-    """Returns the tools that the model may call, with their indices."""
+    """Returns the tools that the model may call, each with its index among the tools of the
+    conversation."""
     choice = conversation.tool_choice
     return [
         (number, tool)
@@ -304,9 +305,9 @@ def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:
 
 
 def _check_json(grammar: str, field: str) -> None:
-    """Raises InvalidRequest unless a grammar is made from a JSON schema. If calls have no mark,
-    they are recognised as JSON with the name of a tool, which is not possible within the text of
-    another grammar."""
+    """Raises InvalidRequest unless the client's grammar is made from a JSON schema. Called if the
+    model writes no mark before calls. Such calls are recognised only as JSON with the name of a
+    tool, so other text could be mistaken for them."""
     if not output_format.parts(grammar)[0].get("json_schema"):
         raise errors.InvalidRequest(
             field, "goes together with tools only as JSON, since the model's calls have no mark"

@@ -13,7 +13,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDelta:
-    """New characters of a tool call. The first delta of a call has its id and its name."""
+    """New characters of a tool call. The first delta of a call has the id and the name of the
+    call."""
 
     index: int
     id: str = ""
@@ -38,8 +39,8 @@ Part = Words | CallDelta
 
 @dataclass(slots=True)  # not frozen for the same reason as `Words`
 class MessageDelta:
-    """What a piece of text adds to an assistant's message, in the order in which the model writes
-    it. A delta is never changed."""
+    """The parts that a new text adds to an assistant's message, in the order in which the model
+    writes them. A delta is never changed."""
 
     parts: tuple[Part, ...] = ()
 
@@ -71,7 +72,7 @@ class MessageDelta:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns a delta with the parts of this delta and then the parts of `later`."""
+        """Returns a delta that has first the parts of this delta and then the parts of `later`."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:
@@ -124,7 +125,7 @@ class PlainReader:
         return MessageDelta((Words(text, end=self._n_read),) if text else ())
 
     def flush(self) -> MessageDelta:
-        """Returns an empty delta, since no text is held back."""
+        """Returns an empty delta, because no text is held back."""
         return MessageDelta()
 
 

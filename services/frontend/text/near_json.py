@@ -49,9 +49,9 @@ _WORDS = {
 
 
 def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """Returns the object that a text stands for. Returns None if the text does not stand for an
-    object. An empty text stands for an empty object. If the text is cut off (`is_cut`), the object
-    has only the members that are complete."""
+    """Returns the object in a text that is JSON or nearly JSON. Returns None if the text is
+    neither, or has another value. An empty text stands for an empty object. If the text is cut off
+    (`is_cut`), the object has only the members that are complete."""
     if not text.strip():
         return {}
     try:
@@ -62,7 +62,8 @@ def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
 
 
 def string_of(text: str) -> str | None:
-    """Returns the value of a string. Returns None if the text is not a string."""
+    """Returns the value of a text that is a JSON string or nearly one. Returns None if the text is
+    neither."""
     try:
         value = _value_of(text, is_cut=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The prompt for a query and a document, for models that score pairs of texts.
+"""Makes the prompt for a query and a document, for models that score pairs of texts.
 
 By default, a checkpoint with a classification head gets the two texts as a pair, as
 `sentence-transformers` gives them, and any other checkpoint gets the prompt of Qwen3-Reranker. If

@@ -65,8 +65,9 @@ memory, at most a few times `max_characters`, for one conversation in each threa
 
 
 COUNTED_CHARACTERS = 2 * 2**20
-"""Number of characters up to which the tokens of any prompt are counted, even if the limit for
-prompts to be answered is lower. Counting so many takes about a second."""
+"""Number of characters of a prompt up to which `count` counts its tokens, even if the limit for
+prompts that are to be answered is lower. Counting the tokens of so many characters takes about a
+second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class PromptEncoder:
         The limits of the model are checked too, if they are known.
 
         Raises:
-            InvalidRequest: a prompt is too long, or all prompts together are.
+            InvalidRequest: a prompt is too long, or all prompts together are too long.
         """
         most = n_left = self._limits.max_characters
         if limits is not None and request.options.wants_vector:
@@ -171,7 +172,7 @@ class PromptEncoder:
         return token_ids
 
     def left_out(self, prompt: Prompt) -> tuple[str, ...]:
-        """Returns the names of fields of a prompt whose values the model does not see, since the
+        """Returns the names of fields of a prompt whose values the model does not see, because the
         chat template leaves them out."""
         if not isinstance(prompt, Conversation) or self._chat_template is None:
             return ()
@@ -227,8 +228,8 @@ class PromptEncoder:
         return await self._render(prompt, limits, share, max_characters)
 
     async def _work(self, work: Callable[[], Result], text: str, share: Share) -> Result:
-        """Returns the result of `work`, which handles `text`. Calls it in the event loop if the
-        text is short, else in a thread."""
+        """Calls `work`, which handles `text`, and returns its result. The call is made in the event
+        loop if the text is short, else in a thread."""
         if len(text) <= INLINE_CHARACTERS:
             return work()
         return await self._threads.run(
@@ -249,8 +250,8 @@ class PromptEncoder:
         cut_to: int | None,
     ) -> Sequence[int]:
         """Returns the tokens of a text. The tokens of a long text are counted first, piece by
-        piece, since the memory for tokenizing grows with the number of tokens. If a long text is to
-        be cut off, only as many of its first pieces become tokens as the cut needs.
+        piece, because the memory for tokenizing grows with the number of tokens. If a long text is
+        to be cut off, only as many of its first pieces become tokens as the cut needs.
 
         Raises:
             TooManyTokens: the text has more than `max_tokens` tokens, and is not to be cut off.
@@ -352,7 +353,8 @@ class PromptEncoder:
             raise self._too_long("messages", max_characters, limits) from error
 
     def _too_many_characters(self, field: str) -> errors.InvalidRequest:
-        """Returns the error for a list of prompts that have too many characters together."""
+        """Counts a refusal, and returns the error for a list of prompts that have too many
+        characters together."""
         self._refusals[Refusal.PROMPT_TOO_LONG] += 1
         return errors.InvalidRequest(
             field,
@@ -363,7 +365,7 @@ class PromptEncoder:
     def _too_long(
         self, field: str, max_characters: int, limits: ModelLimits | None
     ) -> errors.InvalidRequest:
-        """Returns the error for a prompt that has too many characters."""
+        """Counts a refusal, and returns the error for a prompt that has too many characters."""
         self._refusals[Refusal.PROMPT_TOO_LONG] += 1
         message = f"has more than {max_characters} characters"
         if limits is None:

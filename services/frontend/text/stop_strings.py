@@ -1,8 +1,8 @@
 """Stop strings: texts that end the output. They are found while the output is still coming.
 
-Each stop string has its own Knuth-Morris-Pratt automaton. So the cost of a character does not
-depend on how the text is cut into tokens. Only the longest end of the text that may become a stop
-string is held back.
+Each stop string has its own Knuth-Morris-Pratt automaton, so the cost of a character does not
+depend on how the text is cut into tokens. Only the longest end of the text that may be the
+beginning of a stop string is held back.
 """
 
 import functools
@@ -10,23 +10,23 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Cuts a text before the first stop string that is complete. If several are complete at the
-    same character, cuts before the longest. With `are_shown`, cuts after the stop string
-    instead."""
+    """Cuts a text before the stop string that is complete first. If several stop strings are
+    complete at the same character, cuts before the longest of them. With `are_shown`, cuts after
+    the stop string instead."""
 
     def __init__(self, stops: Iterable[str], *, are_shown: bool = False) -> None:
         self._are_shown = are_shown
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.is_empty = not self._matches
-        """Whether there are no stop strings, so that text is delivered as it comes."""
+        """Whether there are no stop strings. Text is then delivered as it comes."""
         self.is_met = False
         self.met = ""
         """Stop string that was found; empty before a stop string is found."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Takes more text and returns the text that can be delivered. Call it only as long as no
-        stop string was found. While `may_end` is false, a complete stop string counts as ordinary
+        """Takes more text, and returns the text that can be delivered. Call it only while no stop
+        string has been found. While `may_end` is false, a complete stop string counts as ordinary
         text."""
         if not self._matches:
             return text

@@ -12,8 +12,8 @@ user[/INST]answer</s>
     v13  as v7, but [TOOL_CALLS]name[ARGS]{…}
     v15  as v13, but [MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS] behind the tools
 
-Tools stand before the last turn of the user, from version 13 on before the first one. The file
-lists the allowed values of `reasoning_effort`.
+Up to version 11, tools stand before the last turn of the user. From version 13 on, they stand
+before the first one. The file lists the allowed values of `reasoning_effort`.
 """
 
 from __future__ import annotations

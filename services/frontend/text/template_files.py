@@ -39,13 +39,14 @@ tools."""
 
 @dataclass(frozen=True, slots=True)
 class TemplateFiles:
-    """A checkpoint's templates, and the texts of its special tokens."""
+    """Holds a checkpoint's chat templates, and the texts of the checkpoint's special tokens."""
 
     sources: Mapping[str, str]
-    """Source of each template by the template's name."""
+    """Source code of each template, keyed by the template's name."""
     places: Mapping[str, str]
-    """By the template's name, the file that holds the template, and the template's key if the file
-    holds more than the template; or `TEKKEN_PLACE`."""
+    """Place of each template, keyed by the template's name: the file that holds the template, and
+    the template's key if the file holds more than the template. `TEKKEN_PLACE` if no file holds
+    it."""
     special_tokens: Mapping[str, str]
     """Texts of the special tokens by their roles, such as `bos_token`."""
 
@@ -121,7 +122,8 @@ def _tekken_template(tokenizer: Path) -> str | None:
 
 
 def _named(template: object) -> dict[str, str]:
-    """Returns templates, keyed by name. A single template has the name of the default template."""
+    """Returns the templates in `template`, the value of a `chat_template` key, keyed by name. A
+    single template gets the name of the default template."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     if isinstance(template, dict):

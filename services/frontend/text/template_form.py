@@ -67,7 +67,8 @@ class TemplateForm:
 
     @classmethod
     def of_source(cls, source: str) -> Self:
-        """Returns the form of a template, as far as its source code shows it."""
+        """Returns the form of the template with this source code, as far as the source code shows
+        it."""
         words = set(re.findall(r"\w+", source))
         names = tuple(name for name in REASONING_NAMES if name in words)
         return cls(
@@ -80,8 +81,8 @@ class TemplateForm:
         self, messages: Sequence[ChatMessage], *, continues_last: bool = False
     ) -> list[dict[str, Any]]:
         """Returns the turns of a conversation as the template takes them. Missing fields are left
-        out. With `continues_last` the last message is neither joined with others nor split, so that
-        it stays the last one.
+        out. With `continues_last`, the last message is neither joined with others nor split, so it
+        stays the last one.
 
         Raises:
             InvalidRequest: the template would leave out a message.
@@ -103,7 +104,8 @@ class TemplateForm:
 
     def left_out(self, messages: Sequence[ChatMessage]) -> tuple[str, ...]:
         """Returns the names of fields whose values the template leaves out of the prompt. Messages
-        that it would leave out entirely are errors instead (`turns`)."""
+        that the template would leave out entirely are not named: `turns` raises an error for
+        them."""
         has_both = any(one.tool_calls and one.content for one in messages)
         return ("messages.content",) if has_both and not self.shows_content_beside_calls else ()
 
@@ -189,7 +191,8 @@ def _with_single_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _read(text: str, otherwise: object) -> object:
-    """Returns the JSON object in a text, or `otherwise` if the text is not a JSON object."""
+    """Parses a text as a JSON object and returns the object. Returns `otherwise` if the text is not
+    a JSON object."""
     try:
         value = pydantic_core.from_json(text.encode())
     except ValueError:

@@ -55,7 +55,8 @@ _USER = ChatMessage("user", _ASKS)
 
 
 def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...]:
-    """Returns a conversation with a turn that has `n_calls` calls, and with their results."""
+    """Returns a conversation with a turn of `n_calls` tool calls, followed by the results of the
+    calls."""
     calls = _CALLS[:n_calls]
     results = (
         ChatMessage("tool", result, name=call.name, tool_call_id=call.id)
@@ -65,10 +66,11 @@ def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...
 
 
 class TemplateProbes:
-    """Finds out the form of one template by probes: renderings of short conversations."""
+    """Finds out the form in which one template takes turns and tools, by probes: renderings of
+    short conversations."""
 
     def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool) -> None:
-        """`has_tools` says whether tools are given to the template."""
+        """`has_tools` says whether the conversations of the probes have tools."""
         self.form = TemplateForm.of_source(source)
         """The form of the template, as far as the probes have found it."""
         self._program = program
@@ -94,7 +96,7 @@ class TemplateProbes:
 
     def _find_tools(self) -> None:
         """Finds out whether the template refuses all tools. If so, the other probes run without
-        tools, since errors about tools would say nothing about other matters."""
+        tools, because with tools they would show nothing but this refusal."""
         parts = replace(self.form, part_roles=frozenset(["user"]))
         if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
             self._tools = ()
@@ -159,8 +161,8 @@ class TemplateProbes:
 
     def _find_parallel_calls(self) -> None:
         """Finds out whether the template shows several calls in a turn: the second of two calls
-        must appear as completely as a single call does. Names and arguments are considered only if
-        they appear for a single call."""
+        must appear as completely as a single call does. If the name, or the arguments, of a single
+        call do not appear, they need not appear for the second call either."""
         plain, one, two = (
             self._text(self.form, messages) or ""
             for messages in ((_USER,), _calling(1), _calling(2))

@@ -45,7 +45,7 @@ class TemplateProgram:
         """Returns the text that the template writes.
 
         Raises:
-            TooMuch: the text is too long, or the time of the meter is over.
+            TooMuch: the text is too long, or rendering exceeds the time limit of `meter`.
             Exception: the template does not support the variables. The error is one of
                 `TEMPLATE_ERRORS`.
         """
@@ -80,7 +80,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON in the form that templates expect. Jinja's own filter is not used, since it
+    """Returns JSON in the form that templates expect. Jinja's own filter is not used, because it
     would escape characters of HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

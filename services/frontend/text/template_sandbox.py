@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 COPIES = 4
 """Number of characters that a template may handle for each character of its largest output. The
-number is above 1, since a text is built from parts, and a part is counted each time it is
+number is above 1, because a text is built from parts, and a part is counted each time it is
 handled."""
 
 MAX_PRODUCT = 2**26
@@ -42,23 +42,24 @@ LAZY_FILTERS = {
     *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse"),
     *("select", "selectattr", "slice", "sort", "unique"),
 }
-"""Filters that do not turn their values into text. For any other filter, the lengths of the values
-are counted."""
+"""Filters that do not turn their arguments into text. For any other filter, the lengths of the
+arguments are checked."""
 
 _WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
 """Matches format strings with a large width, or with a width that an argument sets."""
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
-    """Raised if a template would write too many characters."""
+    """Raised if a template would write too many characters, or compute too large a number."""
 
 
 class TooSlow(TooMuch):
-    """Raised if a template has taken too much time."""
+    """Raised if rendering a template has taken too much processor time."""
 
 
 class Meter:
-    """Counts the time and the characters of one rendering, and checks their limits."""
+    """Counts the processor time and the characters of one rendering, and raises an error if one of
+    them exceeds its limit."""
 
     def __init__(self, *, limit_s: float, max_characters: int) -> None:
         self.max_characters = max_characters
@@ -73,7 +74,8 @@ class Meter:
             raise TooSlow(f"it takes longer than {self._limit_s:g} s")
 
     def write(self, n_characters: int) -> None:
-        """Counts characters that the template handles. Raises TooMuch if there are too many."""
+        """Counts `n_characters` characters that the template handles. Raises TooMuch if they are
+        too many at once or in total."""
         self._n_left -= n_characters
         if self._n_left < 0 or n_characters > self.max_characters:
             raise self.too_much()
@@ -97,9 +99,9 @@ class Meter:
         return size
 
     def check(self, *arguments: object) -> None:
-        """Raises TooMuch if a function with these arguments could write too many characters. Some
-        functions repeat an argument as many times as another argument says, or once for each part
-        of another argument."""
+        """Raises TooMuch if a function with these arguments could write too many characters. The
+        product of all lengths and numbers is limited, because some functions repeat an argument as
+        many times as another argument says, or once for each part of another argument."""
         most = 1
         for argument in arguments:
             size = abs(argument) if isinstance(argument, int) else self.size(argument)
@@ -139,8 +141,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.filters["_each"] = _each
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Adds a filter with the name `name`, or replaces it. The filter checks the meter before it
-        calls `function`."""
+        """Adds a filter with the name `name`, or replaces the filter of that name. Before the
+        filter calls `function`, it checks the limits of the current rendering."""
         self.filters[name] = _counted(function, is_lazy=False)
 
     def read(self, source: str, variables: dict[str, Any]) -> jinja2.Template:
@@ -181,8 +183,8 @@ def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Fil
 
 
 def _replace_concatenations(parent: nodes.Node) -> None:
-    """Replaces each operator `~` (concatenation) by a filter, since the sandbox cannot intercept
-    the operator."""
+    """Replaces each operator `~` (concatenation) directly below the node `parent` by the filter
+    `join`, because the sandbox cannot intercept the operator."""
     for field, value in parent.iter_fields():
         if isinstance(value, nodes.Concat):
             setattr(parent, field, _joined(value))
@@ -195,8 +197,9 @@ def _joined(node: nodes.Concat) -> nodes.Expr:
 
 
 def _each(values: Iterable[Any], n_written: int) -> Iterator[Any]:
-    """Yields the values over which a template loops, and checks the meter for each. `n_written` is
-    the number of characters that the body of the loop writes each time."""
+    """Yields the values over which a template loops. Before each value, checks the limits of the
+    current rendering. `n_written` is the number of characters that the body of the loop writes each
+    time."""
     meter = _meter.get()
     for value in values:
         meter.look()
@@ -212,8 +215,10 @@ def _count_output(value: Any) -> Any:
 
 
 def _counted(function: Callable[..., Any], *, is_lazy: bool) -> Callable[..., Any]:
-    """Returns a filter that checks the meter before it calls `function`. Without a meter the filter
-    fails, so that Jinja does not evaluate it for constants while it compiles a template."""
+    """Returns a filter that checks the limits of the current rendering (its `Meter`) before it
+    calls `function`. When Jinja compiles a template, it tries to compute filters of constants in
+    advance. There is no meter then, so the filter raises LookupError, and Jinja leaves it to the
+    rendering. If `is_lazy`, only the time is checked, not the lengths of the arguments."""
 
     @wraps(function)  # the attributes say how Jinja must call the filter
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -259,7 +264,8 @@ def _length(value: object) -> int:
 
 
 def _check_format(meter: Meter, text: object, *values: object) -> None:
-    """Raises TooMuch if a format string could make a long text of short values."""
+    """Counts the characters of a format string and its values. Raises TooMuch if they are too many,
+    or if the format string could make a long text of short values."""
     if isinstance(text, str) and _WIDE.search(text):
         raise meter.too_much()
     meter.write(meter.size([text, *values]))

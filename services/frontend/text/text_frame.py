@@ -29,7 +29,7 @@ class _Special:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place among special tokens where the tokens of one text stand."""
+    """The place, among special tokens, of the tokens of one text."""
 
     index: int
     """Index of the text."""
@@ -39,13 +39,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class TextFrame:
-    """The places of special tokens around one text, or around and between two texts."""
+    """Puts special tokens around one text, or around and between two texts."""
 
     _parts: tuple[_Special | _Place, ...]
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer, *, n_texts: int, add_special_tokens: bool) -> Self:
-        """Returns the frame of one text or of two, with special tokens or without any.
+        """Returns the places of the special tokens that the tokenizer puts around `n_texts` texts,
+        one or two. Without `add_special_tokens`, there are no special tokens.
 
         Raises:
             RequestFailed: the tokenizer makes no token of the sample.
@@ -65,7 +66,7 @@ class TextFrame:
 
     @property
     def n_special(self) -> int:
-        """Number of special tokens."""
+        """Number of special tokens that are added."""
         return sum(isinstance(part, _Special) for part in self._parts)
 
     def around(self, texts: Sequence[Sequence[int]], *, type_stride: int = 0) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Cuts a long text into pieces, so that its tokens can be counted in little memory."""
+"""Cuts a long text into pieces, to count its tokens in little memory."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ cuts are in front of a space, and change nothing."""
 
 
 def pieces_of(text: str, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cuts a text into pieces of at most `max_characters` characters, and yields them. Pieces begin
-    with a space or a line end if there is one near."""
+    """Cuts a text into pieces of at most `max_characters` characters, and yields them. A piece
+    begins with a space or a line end if there is one near the place of the cut."""
     start = 0
     while len(text) - start > max_characters:
         end = start + max_characters

@@ -1,9 +1,9 @@
 """Threads in which texts are tokenized and conversations are rendered.
 
-Work on a short text takes less time than a switch to a thread, so the event loop does it at once.
-Other work waits for one of two lanes. A lane is a thread with a queue. One of the two lanes is for
-short texts, so that these do not wait behind long ones. A lane does one piece of work at a time, in
-order of arrival. It refuses new work when too many characters wait.
+Work on a very short text takes less time than a switch to a thread, so the event loop does it at
+once. Other work waits for one of two lanes. A lane is a thread with a queue. One of the two lanes
+is for short texts, so that these do not wait behind long ones. A lane does one piece of work at a
+time, in order of arrival. It refuses new work when too many characters wait.
 
 A thread cannot be stopped. So the memory of the work is counted until the work ends, even if the
 client has disconnected before. If the work has not begun when its client disconnects, it is not
@@ -37,8 +37,8 @@ plus as much for each byte of the text in UTF-8. Measured: 130 for each letter o
 single letters between signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
 LANE_PART = 4
-"""A piece of work in a lane is counted with at most 1 / `LANE_PART` of the memory budget, so that
-one long text does not keep other requests out. Memory that is not counted for this reason is
+"""A piece of work in a lane is counted with at most 1 / `LANE_PART` of the memory budget. Otherwise
+one long text could keep all other requests out. Memory that is not counted for this reason is
 bounded by `max_prompt_characters`, once for each lane."""
 
 Result = TypeVar("Result")
@@ -51,7 +51,8 @@ def encode_bytes(text: str) -> int:
 
 
 class TextThreads:
-    """The two lanes for work on texts: one for short texts, and one for long texts."""
+    """Runs work on texts in two lanes (threads with a queue each): one for short texts, and one for
+    long texts."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._short = TextLane("short-texts", refusals)
@@ -78,7 +79,8 @@ class TextThreads:
 
 
 class TextLane:
-    """One thread, and the work that waits for it."""
+    """A thread that does one piece of work at a time, with a queue of the work that waits for
+    it."""
 
     def __init__(self, name: str, refusals: Refusals) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -89,8 +91,8 @@ class TextLane:
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
     ) -> Result:
-        """Calls `work` in the lane's thread, after all earlier work. `TextThreads.run` explains the
-        arguments."""
+        """Calls `work` in this lane's thread, after all work that was given to the lane earlier.
+        `TextThreads.run` explains the arguments."""
         n_bytes = min(n_bytes, share.max_bytes // LANE_PART)
         await self._wait_turn(n_characters)
         try:

@@ -21,7 +21,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """Texts of the tokens of a tokenizer. Any thread may call the methods."""
+    """Finds the texts and the bytes of single tokens of one tokenizer. Any thread may call the
+    methods."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,12 +40,12 @@ class TokenTexts:
         """Cached function that returns the text of a token."""
         self.whole_text = functools.lru_cache(MAX_CACHED)(self._whole_text)
         """Cached function that returns the text that a token adds to any text that ends with a
-        whole character. It returns None if the added text depends on the text before, or if the
-        token may be left out."""
+        whole character. It returns None if this text may depend on the text before, or if the token
+        may have no text."""
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token: the text of the token in UTF-8 or, if the token does not
-        stand for whole characters, the bytes for which it stands."""
+        """Returns the bytes of a token: the token's text in UTF-8. If the token has only some bytes
+        of a character, returns these bytes."""
         text = self.text(token_id)
         if REPLACEMENT in text:
             spelling = self._tokenizer.id_to_token(token_id) or ""
@@ -74,8 +75,9 @@ class TokenTexts:
 
 
 def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
-    """Returns some tokens with a plain text, and that text. Other tokens are decoded one at a time
-    after these tokens. Both results are empty if the tokenizer has no such tokens."""
+    """Returns the tokens of a short text, such as "a", and the text that they are decoded to. To
+    find the text that a token has after other text, the token is decoded together with these
+    tokens. Both results are empty if the tokenizer has no suitable tokens."""
     for text in ("a", "0", "."):
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         decoded = tokenizer.decode(token_ids, skip_special_tokens=False)

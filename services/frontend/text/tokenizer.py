@@ -32,8 +32,8 @@ The largest vocabularies have a fiftieth of this number of tokens."""
 
 
 class TooManyTokens(ValueError):
-    """Raised if a text has more tokens than the caller allows. `n_tokens` is the number of its
-    tokens, or the number that was counted before counting stopped."""
+    """Raised if a text has more tokens than the caller allows. `n_tokens` is the number of tokens
+    of the text, or the number that was counted before counting stopped."""
 
     def __init__(self, n_tokens: int) -> None:
         super().__init__(f"{n_tokens} tokens")
@@ -41,7 +41,7 @@ class TooManyTokens(ValueError):
 
 
 class Tokenizer:
-    """The checkpoint's tokenizer."""
+    """Turns text into tokens, and tokens into text, by the tokenizer of one checkpoint."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -60,8 +60,8 @@ class Tokenizer:
 
     @cached_property
     def with_special_tokens(self) -> Self:
-        """A copy of the tokenizer whose texts include special tokens, as they are spelled in the
-        vocabulary."""
+        """A copy of this tokenizer that turns special tokens into text, too, as the vocabulary
+        spells them."""
         other = copy.copy(self)
         other._skips_special = False
         return other
@@ -123,16 +123,16 @@ class Tokenizer:
         """Returns the tokens of a text, or of two texts. With `add_special_tokens`, the special
         tokens that the checkpoint puts around texts are included. To the id of each token,
         `type_stride` times its token type is added; the type is 1 in the second text. With
-        `cut_to`, the end of the text is cut off, and the result has at most that many tokens.
+        `cut_to`, the end of a longer text is cut off, and the result has at most `cut_to` tokens.
 
-        The library's methods for batches are used, since only these release Python's global lock,
-        so that other threads run meanwhile. While tokens become Python numbers the lock is held, so
-        this is done for at most `max_tokens` tokens.
+        The library's methods for batches are used, because only these release Python's global lock
+        and let other threads run. While token ids are converted to Python numbers, the lock is
+        held. So at most `max_tokens` ids are converted.
 
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
             RequestFailed: the library cannot divide the text.
-            CutTooShort: `cut_to` leaves no room for a token of each text.
+            CutTooShort: `cut_to` is too small to keep a token of each text.
         """
         if cut_to is not None:
             frame = self._frame(1 + isinstance(text, TextPair), add_special_tokens)
@@ -157,8 +157,8 @@ class Tokenizer:
     def _encodings(
         self, given: list[str] | list[str | tuple[str, str]], *, add_special_tokens: bool
     ) -> list[tokenizers.Encoding]:
-        """Returns texts and pairs as the library encodes them. Raises RequestFailed if the library
-        panics.
+        """Encodes texts, or pairs of texts, and returns the library's encodings. Raises
+        RequestFailed if the library panics.
 
         The library panics if a regular expression of the checkpoint tries ten million ways to match
         the text, which takes a second. No state of the tokenizer is left broken.
@@ -173,9 +173,9 @@ class Tokenizer:
             ) from error
 
     def _cut(self, text: str | TextPair, n_tokens: int, frame: TextFrame) -> list[list[int]]:
-        """Returns the first tokens of a text, or of each of two texts. Together with the special
-        tokens of `frame` they are at most `n_tokens` tokens. Raises CutTooShort if a text would
-        keep no token."""
+        """Returns the first tokens of a text, or of each of two texts. With the special tokens of
+        `frame` that are put around them, they are at most `n_tokens` tokens. Raises CutTooShort if
+        a text would keep no token."""
         texts = [text.first, text.second] if isinstance(text, TextPair) else [text]
         n_least = frame.n_special + len(texts)
         if n_tokens < n_least:

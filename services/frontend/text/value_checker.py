@@ -1,4 +1,5 @@
-"""Checks whether a finished value matches a JSON schema, for the keywords that no grammar enforces.
+"""Checks whether a finished value matches a JSON schema, including the keywords that no grammar
+enforces.
 
 References to other documents are not followed: neither files nor the network are read. This module
 does not limit the time for regular expressions or for large values; `grammar_checker` limits the
@@ -19,8 +20,8 @@ class CannotCheck(ValueError):
 
 
 def is_valid(schema: str, value: str) -> bool:
-    """Returns whether a text is JSON that matches a schema, which is given as JSON. The keyword
-    `format` constrains nothing.
+    """Returns whether the text `value` is JSON that matches `schema`, which is also JSON text. The
+    keyword `format` constrains nothing.
 
     Raises:
         CannotCheck: the schema cannot be used.

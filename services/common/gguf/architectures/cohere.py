@@ -1,4 +1,5 @@
-"""Command R, R7B and A. Their rotary embedding rotates neighbouring elements, as llama.cpp does."""
+"""Command R, R7B and A. Their rotary embedding rotates pairs of adjacent elements, as llama.cpp
+does."""
 
 from __future__ import annotations
 

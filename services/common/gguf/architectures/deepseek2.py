@@ -46,8 +46,8 @@ def _deepseek(said: Metadata, config: Config) -> Config:
 
 def _experts(said: Metadata) -> Config:
     """Returns the configuration keys that determine how experts are chosen. Old files do not state
-    whether scores pass through a sigmoid. For these files the answer is yes if there is a tensor
-    `exp_probs_b`, a bias that is added to the scores.
+    whether the scores of experts pass through a sigmoid or a softmax. Such a file means a sigmoid
+    if it has a tensor `exp_probs_b`, a bias that is added to the scores.
 
     Raises:
         ValueError: scores pass through a softmax, and the weights of the experts are normalised.

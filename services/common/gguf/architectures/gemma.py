@@ -39,9 +39,9 @@ def refuse_other_base(said: Metadata) -> None:
 
 
 def _scalar(config: Config, *, large: int) -> Config:
-    """Returns the configuration key for the number whose square root divides attention scores. The
-    number is the size of a head. In the model with `large` layers, the number is the hidden size
-    divided by the number of heads."""
+    """Returns the configuration key `query_pre_attn_scalar`: attention scores are divided by the
+    square root of its value. The value is the size of a head; in the model with `large` layers, it
+    is the hidden size divided by the number of heads."""
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == large:
         scalar = config["hidden_size"] // max(1, config["num_attention_heads"])

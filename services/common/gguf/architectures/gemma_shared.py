@@ -152,7 +152,8 @@ def _gemma4_experts(said: Metadata) -> Config:
 def _rotated_share(said: Metadata) -> float:
     """Returns the fraction of a head's elements that are rotated in layers without a window.
 
-    For an element that is not rotated, the file has a very large divisor of the frequency.
+    The file has a divisor for the frequency of each element. The divisor of an element that is not
+    rotated is very large.
 
     Raises:
         ValueError: the divisor of an element that is rotated is not 1.

@@ -1,4 +1,5 @@
-"""GLM-4: the first half of each head is rotated. Rotated pairs are neighbours, as in llama.cpp."""
+"""GLM-4. It rotates only the first half of each head. The two elements of a rotated pair are
+adjacent, as in llama.cpp."""
 
 from __future__ import annotations
 

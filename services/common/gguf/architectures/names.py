@@ -1,5 +1,5 @@
-"""Names of tensors that many architectures share. Each mapping has the names in a GGUF file, by the
-names in the model family."""
+"""Names of tensors that many architectures share. Each mapping has the names of tensors in a GGUF
+file, keyed by their names in the model family."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ DECODER: Rules = {**OUTSIDE, **PRE_NORMS, **PROJECTIONS, **MLP}
 
 
 def plus_one(rules: Rules) -> Rules:
-    """Returns `rules` with the rule of each norm replaced by a `PlusOne`: the file has the scale of
-    the norm plus 1, and the model family's code adds this 1 itself."""
+    """Returns `rules` in which the rule of each norm is replaced by a `PlusOne`, because the file
+    has the scales of norms plus 1."""
     return {
         name: PlusOne(rule) if isinstance(rule, str) and name.endswith("norm") else rule
         for name, rule in rules.items()

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, whose norms are after attention and MLP, and OLMoE."""
+"""OLMoE, and OLMo 2 and 3, which have their norms after attention and MLP."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DEFAULT_INTERVAL = 4  # every fourth layer of OLMo 3 has no window
 
 def _olmo2(said: Metadata, config: Config) -> Config:
     """Returns the configuration keys for the sliding windows of layers. If there are windows, the
-    model is an OLMo 3, and the context of the layers with windows is not stretched. Returns an
-    empty configuration if there are no windows."""
+    model is an OLMo 3, and the rotary embedding of the layers with windows is not scaled. Returns
+    an empty configuration if there are no windows."""
     window = said.integer("attention.sliding_window")
     if not window:
         return {}

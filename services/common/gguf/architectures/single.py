@@ -1,4 +1,5 @@
-"""Architectures that are each for a single family and share little with others."""
+"""Architectures that each serve a single model family, and have little in common with other
+architectures."""
 
 from __future__ import annotations
 

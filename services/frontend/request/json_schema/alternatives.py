@@ -2,8 +2,8 @@
 them.
 
 The grammar engine can enforce only `anyOf`: a value matches at least one of the schemas. `oneOf`
-demands exactly one. If the schemas exclude each other, both keywords mean the same, so that `oneOf`
-can be enforced.
+demands exactly one. If the schemas exclude each other, both keywords mean the same, so `oneOf` can
+be enforced as `anyOf`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _TYPES = {"null", "boolean", "object", "array", "number", "string"}
 
 
 class Alternatives:
-    """Compares the alternatives that a keyword of a schema lists."""
+    """Compares the schemas that a keyword such as `oneOf` lists."""
 
     def __init__(self, references: References, *, are_closed: bool) -> None:
         """`are_closed` says whether generated objects have only the members that their schema
@@ -32,9 +32,9 @@ class Alternatives:
         self._are_closed = are_closed
 
     def are_disjoint(self, parts: Sequence[Part]) -> bool:
-        """Returns whether the schemas exclude each other: a value that is generated for one of them
-        never matches another. Returns False if this cannot be found out. Raises WrongSchema if the
-        check takes too much work."""
+        """Returns whether the schemas `parts` exclude each other: a value that is generated for one
+        of them never matches another. Returns False also if this cannot be found out. Raises
+        WrongSchema if the check takes too much work."""
         if len(parts) > MAX_ALTERNATIVES:
             return False
         found = [self._followed(part) for part in parts]
@@ -46,8 +46,8 @@ class Alternatives:
         return all(self._exclude(one, other) for one, other in pairs)
 
     def _followed(self, part: Part) -> Part:
-        """Returns the part of the schema to which a part refers, or the part itself if it refers to
-        none."""
+        """Returns the part of the schema to which the `$ref` of a part leads, or the part itself if
+        it has no `$ref`."""
         for _ in range(MAX_REFERENCES):
             part = self._references.find(part) or part
         return part

@@ -1,6 +1,6 @@
 """Finds circular references, by which a part of a schema contains itself.
 
-The grammar engine follows such a reference only if no other keyword stands beside it.
+The grammar engine follows such a reference only if it is the only keyword of its schema.
 """
 
 from services.frontend.request.json_schema.members import COMBINING
@@ -14,9 +14,10 @@ class Circles:
         self._references = references
 
     def is_circular(self, place: Part) -> bool:
-        """Returns whether a part of a schema is circular: it combines, through a reference, a
-        schema that contains the part itself. Raises WrongSchema if the schema takes too much
-        work."""
+        """Returns whether a part of a schema is circular. A part is circular if one of its
+        references, or of the references in schemas that it combines by keywords such as `allOf`,
+        leads to a schema that contains the part itself. Raises WrongSchema if the schema takes too
+        much work."""
         unseen = [found for part in self._combined(place) for found in self._targets(part)]
         seen: set[int] = set()
         while unseen:
@@ -33,8 +34,8 @@ class Circles:
         return False
 
     def _combined(self, place: Part) -> list[Part]:
-        """Returns a part and all parts that it combines, directly or indirectly, by keywords such
-        as `allOf`."""
+        """Returns a part and all parts that `allOf`, `anyOf` or `oneOf` combine with it, directly
+        or indirectly."""
         found = [place]
         for part in found:
             self._references.work.spend()

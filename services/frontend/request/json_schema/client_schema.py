@@ -18,7 +18,8 @@ AdditionalProperties = Literal["declared", "allowed"]
 
 @dataclass(frozen=True, eq=False)
 class ClientSchema:
-    """A JSON schema of a client."""
+    """A JSON schema of a client. Translates the schema to the part that the grammar engine
+    enforces."""
 
     schema: Mapping[str, Any]
     field: str
@@ -28,7 +29,7 @@ class ClientSchema:
     additional_properties: AdditionalProperties = "declared"
     parameters: str = ""
     """JSON text of the tool's parameters from which the schema was made; empty if the schema
-    belongs to no tool. The translation of such a schema is cached, since clients send the same
+    belongs to no tool. The translation of such a schema is cached, because clients send the same
     tools with every turn."""
     not_in_format: tuple[Unenforced, ...] = ()
     """Keywords that the model's format of tool calls cannot enforce, although a format in JSON
@@ -47,7 +48,8 @@ class ClientSchema:
 
     @property
     def enforced(self) -> dict[str, Any]:
-        """The part of the schema that the grammar engine enforces, as a schema of its own.
+        """The part of the schema that the grammar engine enforces. This part is a complete schema
+        itself.
 
         Raises:
             InvalidRequest: the schema is wrong, or is strict and has a keyword that cannot be

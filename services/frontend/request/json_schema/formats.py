@@ -1,8 +1,8 @@
 """The values of the keyword `format` that are enforced. Any other value constrains nothing.
 
-Dates and times are enforced by patterns of this module, after RFC 3339, since the grammar engine's
-own formats accept days that do not exist, and leap seconds at any time. The patterns allow no leap
-seconds, since hardly any parser of dates reads them.
+Dates and times are enforced by patterns of this module, after RFC 3339, because the grammar
+engine's own formats accept days that do not exist, and leap seconds at any time. The patterns allow
+no leap seconds, because hardly any parser of dates accepts them.
 """
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"

@@ -1,7 +1,7 @@
 """The rules for translating the keywords of a schema, except for the keywords of objects.
 
-A rule adds to the translated part what the engine can enforce, or reports the keyword as not
-enforced.
+The rule of a keyword adds to the translated part what the engine can enforce, or reports the
+keyword as not enforced.
 """
 
 from collections.abc import Callable, Mapping
@@ -190,8 +190,8 @@ def is_never(schema: dict[str, Json]) -> bool:
 
 
 def is_without_effect(keyword: str, schema: dict[str, Json]) -> bool:
-    """Returns whether the value of a keyword in a schema constrains nothing. `keyword` is one of
-    the keywords that are not enforced."""
+    """Returns whether a keyword of a schema has a value that constrains nothing. `keyword` must be
+    one of the keywords that are not enforced."""
     value = schema[keyword]
     match keyword:
         case "not":

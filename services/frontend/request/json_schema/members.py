@@ -16,7 +16,7 @@ _OF_OBJECTS = ("properties", "required", "patternProperties", "additionalPropert
 
 @dataclass(slots=True)
 class Declared:
-    """The members that are declared by the schemas of one object."""
+    """The members that are declared by all schemas which apply to one object."""
 
     names: dict[str, None] = field(default_factory=dict)
     """Names of the declared members, in order."""
@@ -28,8 +28,9 @@ class Declared:
 
 
 def is_combined(schema: dict[str, Any]) -> bool:
-    """Returns whether a schema combines several schemas that apply to the same object, so that
-    several may declare members."""
+    """Returns whether several schemas apply to the same object, so more than one of them may
+    declare members: the schema itself, and the schemas in its `$ref`, `allOf`, `anyOf` and
+    `oneOf`."""
     n_places = sum(name in schema for name in ("$ref", "anyOf", "oneOf"))
     branches = schema.get("allOf")
     n_places += len(branches) if isinstance(branches, list) else 0
@@ -38,8 +39,9 @@ def is_combined(schema: dict[str, Any]) -> bool:
 
 
 def declared(part: Part, references: References) -> Declared:
-    """Returns the members that a schema declares, including the members in schemas that it
-    combines. Raises WrongSchema if the schema takes too much work."""
+    """Returns the members that a schema declares, including the members that are declared by its
+    `$ref` and by the schemas in its `allOf`, `anyOf` and `oneOf`. Raises WrongSchema if the schema
+    takes too much work."""
     found = Declared()
     for schema, is_choice in _applied(part, references):
         names = dict.fromkeys(_names(schema))

@@ -30,8 +30,8 @@ def translate_object(part: SchemaPart) -> None:
 
 
 def _patterns(part: SchemaPart) -> bool:
-    """Translates `patternProperties`. Returns True if the patterns cannot be enforced. In that case
-    it is also unknown which other members are additional."""
+    """Translates `patternProperties`. Returns True if the patterns cannot be enforced. Then it is
+    also unknown which members are additional: which members match none of the patterns."""
     found = part.schema.get("patternProperties")
     if found is None:
         return False
@@ -99,8 +99,9 @@ def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
 
 
 def _close(part: SchemaPart, *, is_open: bool) -> None:
-    """Forbids members that are not declared, if the schema forbids them, or if it says nothing
-    about them and the translation closes such objects."""
+    """Makes the translated part forbid members that are not declared. This is done if
+    `unevaluatedProperties` forbids them, or if the client's schema says nothing about them and the
+    translation closes such objects (`SchemaPart.closes`)."""
     schema, out = part.schema, part.out
     last = schema.get("unevaluatedProperties", True)
     is_demanded = last is False
@@ -152,8 +153,8 @@ def _counts_of_members(part: SchemaPart) -> None:
 
 
 def _are_apart(starts: list[str]) -> bool:
-    """Returns whether no text is a prefix of another. More than 64 texts are not compared, and the
-    result is False for them."""
+    """Returns whether none of the texts `starts` is a prefix of another one. More than 64 texts are
+    not compared: the result is then False."""
     if len(starts) < 2:
         return True
     if len(starts) > 64 or not all(starts):

@@ -77,14 +77,15 @@ def enforceable(pattern: str) -> str | None:
 
 
 def literal_start(pattern: str) -> str:
-    """Returns the plain characters with which every text that matches a pattern begins. The result
-    is empty if the pattern is not anchored at the beginning."""
+    """Returns the literal characters after `^` at the beginning of a pattern: every text that
+    matches the pattern begins with them. The result is empty if the pattern does not begin with
+    `^`, or may match texts with different beginnings."""
     found = re.match(r"\^([\w-]*)(?![*+?{|\w-])", pattern)
     return found[1] if found and "|" not in pattern else ""
 
 
 class _Reader:
-    """Reads an expression from left to right."""
+    """Parses a regular expression (ECMA-262) from left to right."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -213,11 +214,11 @@ class _Reader:
 
 
 def _written(alternatives: list[list[_Node]], *, begins: bool, ends: bool, n_left: int) -> str:
-    """Returns alternatives as a regular expression of the grammar engine. `begins` says whether the
-    alternatives stand at the beginning of the expression, where `^` is allowed, and `ends` whether
-    they stand at its end, where `$` is allowed. `n_left` is the largest product of the repetition
-    counts of nested repetitions. Raises NotEnforceable for an anchor elsewhere, or more
-    repetitions."""
+    """Writes parsed alternatives as a regular expression in the grammar engine's syntax, and
+    returns it. `begins` says whether the alternatives stand at the beginning of the expression,
+    where `^` is allowed, and `ends` whether they stand at its end, where `$` is allowed. `n_left`
+    is the largest product of the repetition counts of nested repetitions. Raises NotEnforceable for
+    an anchor in another position, or for more repetitions."""
     return "|".join(
         "".join(
             _node_text(

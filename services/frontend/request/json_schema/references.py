@@ -1,7 +1,8 @@
 """Follows references (`$ref`) from one part of a schema to another.
 
-References to other documents are not followed. A part with an `$id` is the root of a resource of
-its own, and references inside it start from that root.
+References to other documents are not followed. A part with an `$id` is the root of a schema
+resource (as the JSON Schema standard calls it), and references inside this resource start from its
+root.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from services.frontend.request.json_schema.unenforced import Path
 from services.frontend.request.json_schema.work import Work
 
 DRAFTS_WITH_LONE_REFERENCES = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Texts that occur in `$schema` for the drafts in which `$ref` replaces the keywords beside it."""
+"""Texts that occur in `$schema` for the drafts in which other keywords in an object with `$ref` are
+ignored."""
 
 
 class ExternalReference(Exception):
@@ -26,13 +28,14 @@ class BrokenReference(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a schema: its value, its path from the root, and the resource that it belongs
-    to."""
+    """A part of a schema: its value, its path from the root of the whole schema, and the root of
+    the schema resource that the part belongs to."""
 
     value: Any
     path: Path = ()
     root: Any = None
-    """Resource that the part belongs to: the nearest value around the part that has an `$id`."""
+    """Root of the schema resource that the part belongs to: the part itself, or the nearest value
+    around it, that has an `$id`; the whole schema if none has."""
     root_path: Path = ()
 
     def member(self, *names: str | int) -> "Part":
@@ -58,8 +61,8 @@ class References:
     def __init__(self, work: Work) -> None:
         self.work = work
         self._anchors: dict[int, dict[str, Part]] = {}
-        """The parts that have an anchor, keyed by the anchor, for each resource that has been
-        searched. The resources are keyed by their identity (`id`)."""
+        """The parts that have an anchor, keyed by the anchor, for each schema resource that has
+        been searched. The resources are keyed by the identity (`id`) of their root."""
 
     def target(self, part: Part) -> Part:
         """Returns the part to which the `$ref` of a part refers.
@@ -86,8 +89,8 @@ class References:
         return found
 
     def find(self, part: Part) -> Part | None:
-        """Returns the part to which a part refers. Returns None if the part has no reference, or
-        its target cannot be found in this document."""
+        """Returns the part to which the `$ref` of a part refers. Returns None if the part has no
+        `$ref`, or if the target is not in this document."""
         if not isinstance(part.value, dict) or "$ref" not in part.value:
             return None
         try:
@@ -104,8 +107,8 @@ class References:
         return anchors[name]
 
     def _all_anchors(self, root: Part) -> Iterator[tuple[str, Part]]:
-        """Yields the parts of a resource that have anchors, with their anchors. Resources within
-        the resource are left out."""
+        """Yields each part with an anchor in a schema resource, with the name of the anchor. Parts
+        of other resources inside this resource are left out."""
         unseen = [root]
         while unseen:
             part = unseen.pop()
@@ -123,8 +126,8 @@ class References:
 
 
 def replaces_siblings(schema: Any) -> bool:
-    """Returns whether `$ref` replaces the keywords beside it in this schema, as in drafts up to
-    7."""
+    """Returns whether other keywords in an object with `$ref` are ignored in this schema, as in
+    drafts of JSON Schema up to 7."""
     draft = schema.get("$schema") if isinstance(schema, dict) else None
     return isinstance(draft, str) and any(one in draft for one in DRAFTS_WITH_LONE_REFERENCES)
 

@@ -22,7 +22,7 @@ class Translating(Protocol):
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
         """Returns the translation of a part that is a schema. `closes` says whether all members of
-        the object are declared within this part, and `depth` how deeply the part is nested."""
+        the object are declared within this part, and `depth` says how deeply the part is nested."""
 
     def reference(self, place: Part, *, closes: bool) -> Json:
         """Returns a reference to the translated target of a part's `$ref`. Returns `True` if the
@@ -33,8 +33,8 @@ class SchemaPart:
     """A part of a schema during the translation, with the keywords that are translated so far."""
 
     def __init__(self, translation: Translating, place: Part, *, closes: bool, depth: int) -> None:
-        """`closes` says whether all members of the object are declared within this part, so that
-        the part may forbid others."""
+        """`closes` says whether all members of the object are declared within this part. If so, the
+        part may forbid other members."""
         self.translation = translation
         self.place = place
         self.schema: dict[str, Json] = place.value
@@ -45,10 +45,11 @@ class SchemaPart:
         self.has_several = is_combined(self.schema)
         """Whether the part combines several schemas that apply to the same value."""
         self.is_combined = self.has_several or not closes
-        """Whether other schemas apply to the same value: in this part, or around it."""
+        """Whether several schemas apply to the same value: schemas that this part combines, or one
+        that combines this part with others."""
         self.branches_close = closes and not self.has_several
-        """Whether each schema that this part combines declares all members of the object, so that
-        the schema may forbid others."""
+        """Whether all members of the object are declared within each schema that this part combines
+        by `allOf`, `anyOf` or `oneOf`, so each of these schemas may forbid other members."""
 
     def report(self, keyword: str) -> None:
         """Notes that a keyword is not enforced."""

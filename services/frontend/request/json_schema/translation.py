@@ -35,7 +35,7 @@ MAX_DEPTH = 96
 
 
 class Translation:
-    """The translation of one schema: the enforced schema, and the keywords that are not
+    """Translates one schema. The result is the enforced schema, and the keywords that are not
     enforced."""
 
     def __init__(self, schema: Json, *, closes: bool) -> None:
@@ -64,7 +64,7 @@ class Translation:
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
         """Returns the translation of a part that is a schema. `closes` says whether all members of
-        the object are declared within this part, so that the part may forbid others."""
+        the object are declared within this part. If so, the part may forbid other members."""
         self.references.work.spend()
         if depth > MAX_DEPTH:
             raise WrongSchema("is nested too deeply")
@@ -88,8 +88,9 @@ class Translation:
         return part.out
 
     def _drop_circles(self, part: SchemaPart) -> None:
-        """Drops `$ref`, and keywords such as `allOf`, from a part if they lead back to the part
-        itself. Reports the dropped keywords. A part without other keywords is not changed."""
+        """Drops `$ref`, `allOf`, `anyOf` and `oneOf` from a part if they lead back to the part
+        itself, and reports them as not enforced. A part with only one keyword is not changed,
+        because the engine follows such a reference."""
         found = [keyword for keyword in ("$ref", *COMBINING) if keyword in part.out]
         if found and len(part.out) > 1 and self._circles.is_circular(part.place):
             for keyword in found:

@@ -1,4 +1,4 @@
-"""Caches the translations of tools' schemas, since agents send the same tools with every turn.
+"""Caches the translations of tools' schemas, because agents send the same tools with every turn.
 
 Translating the schemas of 200 tools takes 70 ms, and looking their translations up takes 7 ms. The
 most recently used translations are kept, up to `MAX_BYTES`. Several threads may translate at the
@@ -34,7 +34,7 @@ class Translated(NamedTuple):
 
 
 class Translations:
-    """The most recently used translations, keyed by the parameters of their tools."""
+    """Caches the most recently used translations, keyed by the parameters of their tools."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -13,7 +13,7 @@ MAX_HEADER_LENGTH = 1024
 not enforced."""
 
 SEPARATOR = ", "
-"""Separator of the names of keywords in that header."""
+"""Separator of the keywords' names in the header that lists the keywords that are not enforced."""
 
 MAX_SHOWN = 120
 """Largest number of characters of a path that a message shows."""
@@ -33,15 +33,15 @@ class Unenforced:
         return f"'{self.keyword}' at {place}"
 
     def name_in(self, field: str) -> str:
-        """Returns the name of the keyword for a header: the field `field` of the request, the path
-        in the schema, and the keyword. Characters that may not be in a header are replaced."""
+        """Returns the name under which an HTTP header lists the keyword. The name consists of the
+        field `field` of the request, the path in the schema, and the keyword. Characters that may
+        not be in a header are replaced."""
         return _NOT_IN_NAMES.sub("?", ".".join((field, *self.path, self.keyword)))
 
 
 def paths_of(schema: Any) -> dict[int, Path]:
-    """Returns the path from the root of a schema to each object and list in the schema. The keys
-    are the identities (`id`) of the objects and lists, which are valid as long as the schema
-    exists."""
+    """Returns the path from the root of a schema to each object and list in the schema, keyed by
+    the identity (`id`) of the object or list. The keys are valid as long as the schema exists."""
     found: dict[int, Path] = {}
     pending: list[tuple[Path, Any]] = [((), schema)]
     while pending:
@@ -55,8 +55,8 @@ def paths_of(schema: Any) -> dict[int, Path]:
 
 
 def shown(names: Iterable[str]) -> list[str]:
-    """Returns the names of keywords that the header of an HTTP response lists, each once. If all
-    names together are too long, the last ones are replaced by `...`."""
+    """Returns the names of keywords in the form in which the header of an HTTP response lists them,
+    each name once. If the text would be too long, `...` replaces the last names."""
     found: list[str] = []
     n_left = MAX_HEADER_LENGTH
     for name in dict.fromkeys(names):

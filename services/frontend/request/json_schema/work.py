@@ -1,4 +1,4 @@
-"""Limits the work of translating a schema, since other requests wait meanwhile."""
+"""Limits the work of translating a schema, because other requests wait meanwhile."""
 
 MAX_STEPS = 50_000
 """Largest number of steps in the translation of one schema; a step takes a few microseconds. A
@@ -10,7 +10,7 @@ class WrongSchema(Exception):
 
 
 class Work:
-    """The number of steps that remain for the translation of a schema."""
+    """Counts down the steps that the translation of a schema may still take."""
 
     def __init__(self) -> None:
         self._n_left = MAX_STEPS

@@ -1,4 +1,4 @@
-"""Text that is still arriving, read from its front in one pass.
+"""Reads a text that is still arriving, in one pass from its beginning.
 
 A reader is a generator: it yields when it needs more text, and is resumed when more text has come.
 So the result depends only on the whole text, not on how the text was cut into pieces. Each
@@ -36,7 +36,7 @@ character, it is an apostrophe."""
 
 
 class ArrivingText:
-    """A text of which more may still arrive."""
+    """Holds a text that is still arriving, and the position up to which it has been read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -45,23 +45,25 @@ class ArrivingText:
         self._n_missing = 0  # characters of the answer before the position that never arrive here
         self._gaps: deque[tuple[int, int]] = deque()
         """(place, number of missing characters) for each place in the unread text at which
-        characters of the answer are missing. A place is the number of characters that have arrived
+        characters of the answer are missing. A place is given by the number of arrived characters
         before it."""
         self._is_over = False
         self._kept: list[str] | None = None
 
     @property
     def position(self) -> int:
-        """Number of characters of the answer up to the character that was read last."""
+        """Number of characters of the answer up to the character that was read last, including the
+        characters that were left out (`leave_out`)."""
         n_read = self._n_before + self._at
         while self._gaps and self._gaps[0][0] < n_read:
             self._n_missing += self._gaps.popleft()[1]
         return n_read + self._n_missing
 
     def placed(self, text: str) -> list[tuple[str, int]]:
-        """Splits `text`, which must end with the character that was read last, at the places where
-        characters of the answer are missing. Returns each part with the number of characters of the
-        answer up to the end of the part."""
+        """Splits `text` at the places where characters of the answer are missing (`leave_out`).
+        Returns each part with its end: the number of characters of the answer up to the end of the
+        part, missing ones included. Call it only with a text that ends with the character that was
+        read last."""
         begin, parts = self._n_before + self._at - len(text), []
         while self._gaps and self._gaps[0][0] < begin + len(text):
             place, n_missing = self._gaps.popleft()
@@ -78,13 +80,15 @@ class ArrivingText:
         self._at = 0
 
     def pass_over(self, n_characters: int) -> int:
-        """Counts characters of the answer that were read without this object, and returns the
-        position after them. Call it only when all text that has arrived here has been read."""
+        """Counts the next `n_characters` characters of the answer, which the caller has read
+        without adding them to this object. Returns the position after them. Call it only when all
+        text that has arrived here has been read."""
         self._n_before += n_characters
         return self.position
 
     def leave_out(self, n_characters: int) -> None:
-        """Notes that characters of the answer are missing after the text that has arrived."""
+        """Notes that `n_characters` characters of the answer will not arrive here. They follow
+        after the text that has arrived so far."""
         self._gaps.append((self._n_before + len(self._text), n_characters))
 
     def end(self) -> None:
@@ -125,7 +129,8 @@ class ArrivingText:
         return self._is_over and self.is_empty
 
     def peek(self) -> Steps[str]:
-        """Returns the next character. Returns an empty text at the end."""
+        """Returns the next character without moving past it. Returns an empty text at the end of
+        the text."""
         while self._at == len(self._text) and not self._is_over:
             yield
         return self._text[self._at : self._at + 1]
@@ -157,8 +162,8 @@ class ArrivingText:
 
     def take_one(self, *markers: str) -> Steps[bool]:
         """If the unread text begins with one of the markers, moves past that marker and returns
-        True. Otherwise returns False. If the rest of the text is then only the beginning of a
-        marker, and no more text will come, moves past that rest too."""
+        True. Otherwise returns False. But if no more text will come, and the unread text is only
+        the beginning of a marker, moves past it before returning False."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 self.take(len(marker))
@@ -175,8 +180,9 @@ class ArrivingText:
                 self.take_rest()
 
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Returns the longest run of next characters that all match the pattern `characters`, and
-        moves past them. The pattern must be one for single characters, repeated."""
+        """Moves past the next characters that all match `characters`, and returns them.
+        `characters` must be the pattern of a single character with a quantifier, such as
+        `[a-z]*`."""
         pieces = []
         while (yield from self.peek()):
             match = characters.match(self._text, self._at)
@@ -211,7 +217,7 @@ class ArrivingText:
             yield
 
     def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
-        """Calls `pass_on` with all text as it comes, up to the end."""
+        """Calls `pass_on` with all text up to the end, as the text arrives."""
         while (yield from self.peek()):
             pass_on(self.take_rest())
 
@@ -249,8 +255,8 @@ class ArrivingText:
         return False
 
     def _comment(self, first: str, pass_on: Callable[[str], None]) -> Steps[None]:
-        """If `first`, the character that was read last, begins a comment, calls `pass_on` with the
-        rest of the comment."""
+        """If a comment begins with `first`, the character that was read last, calls `pass_on` with
+        the rest of the comment."""
         follows = yield from self.peek()
         if first == "#" or follows == "/":
             pass_on((yield from self.run(_NOT_NEWLINE)))

@@ -68,13 +68,13 @@ class _CallSoFar:
 
 
 class ToolCallReader(ABC):
-    """Base class of the readers that find the content and the calls in an answer. The reader of
-    each family of models defines in which order content and calls come."""
+    """Base class of the readers that separate the content and the calls of an answer. The subclass
+    for each family of models defines in which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks before and after calls. If a text at the end of the answer could be the beginning of a
-    call, it is dropped; but it becomes content if it contains such a mark anywhere except at its
-    beginning."""
+    """Marks before and after calls. A text at the end of the answer that could be the beginning of
+    a call is dropped. But if it contains one of these marks after its beginning, it becomes
+    content."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -147,8 +147,8 @@ class ToolCallReader(ABC):
             self._speak_spaces()
 
     def _speak_spaces(self) -> None:
-        """Ends the arguments of the last call, if a call is open, and adds the text that was held
-        back to the content."""
+        """Adds the white space that was held back to the content. Before that, ends the arguments
+        of the last call if they are still open."""
         self._end_arguments()
         self._new += self._spaces
         self._spaces.clear()
@@ -178,7 +178,8 @@ class ToolCallReader(ABC):
         self, markers: tuple[str, ...], say_cut: Callable[[str], None] | None = None
     ) -> Steps[str]:
         """Adds the text before the next marker as content, and returns the marker. If the answer
-        ends with the beginning of a marker, `say_cut`, if given, gets this beginning instead."""
+        ends with the beginning of a marker, this beginning is passed to `say_cut`, if that is
+        given, instead of being added."""
         self._may_begin_mark = may_begin(markers)
         marker = yield from self._text.until(markers, self._say, say_cut)
         self._may_begin_mark = None
@@ -200,9 +201,9 @@ class ToolCallReader(ABC):
             self._say(text)
 
     def _begin(self, name: str, call_id: str = "") -> None:
-        """Begins a call, whose arguments follow until `_end_call`. The text that has been recorded
-        (`ArrivingText.keep`) belongs to the call. `call_id` is the id that the model has written.
-        It is empty if the model writes no ids."""
+        """Begins a call. Its arguments follow (`_argue`) until `_end_call`. The text that has been
+        recorded (`ArrivingText.keep`) belongs to the call, and is dropped. `call_id` is the id that
+        the model has written. It is empty if the model writes no ids."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
@@ -226,7 +227,8 @@ class ToolCallReader(ABC):
 
     def _skip_marks(self, *marks: str) -> Steps[None]:
         """Moves past marks that end a call, in any order and number, and past the white space
-        between them. White space after the last mark is kept, since it may belong to content."""
+        between them. White space after the last mark stays recorded (`ArrivingText.keep`), because
+        it may belong to the content."""
         text = self._text
         text.keep()
         yield from text.run(SPACES)
@@ -238,8 +240,8 @@ class ToolCallReader(ABC):
 
     def _read_object_of(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
         """Reads the arguments of a call of the tool `name`: a JSON object, or nothing if one of the
-        marks `ends` comes next. Returns False if something else comes next, since the text is then
-        no call."""
+        marks `ends` comes next. Returns False if something else comes next, because the text is
+        then not a call."""
         text = self._text
         has_object = yield from text.begins_with("{")
         if not has_object and not (yield from text.comes_next(*ends)):
@@ -254,8 +256,8 @@ class ToolCallReader(ABC):
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
         """Reads one or several calls, with or without the brackets of a list, and with or without a
-        fence around them. Closing brackets that match no opening bracket are dropped. `is_call`
-        says whether a name is the name of a tool.
+        code fence (three backquotes) around them. Closing brackets that match no opening bracket
+        are dropped. `is_call` says whether a name is the name of a tool.
 
         Returns False if the text is not a call. The caller then treats the text since the last call
         as content.

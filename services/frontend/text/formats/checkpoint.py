@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that show in which format its model writes messages."""
+"""The parts of a checkpoint from which the format of its model's messages is recognised."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

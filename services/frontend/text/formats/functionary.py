@@ -7,8 +7,8 @@
     {"what": "whales"}
 
 Version 3.1 writes the first form. Version 3.2 writes the second: a recipient, a newline and what
-the recipient gets. The recipient `all` stands for the user. `>>>` comes before each recipient, and
-the prompt ends with it. So answers without tools have this form too.
+the recipient gets. The recipient `all` stands for the user. `>>>` comes before each recipient. The
+prompt ends with `>>>`, so answers without tools have this form too.
 """
 
 import re

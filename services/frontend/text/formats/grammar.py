@@ -1,8 +1,9 @@
-"""Parts of the grammars that make an output call tools, in llguidance's dialect of Lark.
+"""Makes parts of the grammars that force or allow an output to call tools, in llguidance's dialect
+of Lark.
 
 The grammar of a family has a rule `answer`. The arguments of each tool have a separate rule, made
-from the tool's schema. Marks that are special tokens of the checkpoint are written as numbers of
-tokens, since texts in a grammar never match special tokens.
+from the tool's schema. Marks that are special tokens of the checkpoint are written as token ids,
+because texts in a grammar never match special tokens.
 """
 
 import json
@@ -40,8 +41,8 @@ class ToolRule:
     is needed for the first time."""
 
     def note_unenforced(self, part: Mapping[str, Any], *keywords: str) -> None:
-        """Reports each of the keywords that a part of the schema has, since the format cannot
-        enforce them.
+        """Reports each of `keywords` that occurs in `part`, a part of the tool's schema. Call it
+        with keywords that the format of calls cannot enforce.
 
         Raises:
             InvalidRequest: the tool is strict, and the part has one of the keywords.
@@ -66,7 +67,8 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The texts that mark calls, and how a grammar refers to them."""
+    """Converts texts, which may contain marks of calls, to grammar expressions. A mark that is a
+    special token of the checkpoint is written as its token id."""
 
     special: Mapping[str, int]
     """Token id of each mark that is a special token."""
@@ -84,8 +86,8 @@ class Markers:
         return " ".join(self[part] for part in self._parts(text))
 
     def divided(self, text: str) -> tuple[str, str]:
-        """Returns the part of a text before its first special token, and the expression for the
-        rest of the text. The expression is empty if the text has no special token."""
+        """Returns the part of a text before its first special token, and the grammar expression for
+        the rest of the text. The expression is empty if the text has no special token."""
         parts = self._parts(text)
         if parts and not self.is_special(parts[0]):
             return parts[0], " ".join(self[part] for part in parts[1:])
@@ -111,17 +113,17 @@ class Markers:
     def answer(
         self, marker: str, rule: str, *, is_free: bool, is_single: bool, between: str = ""
     ) -> str:
-        """Returns the grammar rule `answer`: the mark `marker` and then `rule`, once if
-        `is_single`, else one or more times with the text `between` in between. If `is_free`, the
-        answer is text in which such marked parts may occur."""
+        """Returns the grammar rule `answer`. An answer is the mark `marker` and then `rule`: once
+        if `is_single`, else one or more times with the text `between` in between. If `is_free`, an
+        answer is any text in which a mark is followed by `rule`."""
         if is_free:
             return self._after_text(marker, rule, is_single=is_single)
         marked = repeated("marked_body", between, is_single=is_single)
         return f"answer: {marked}\nmarked_body: {self.written(marker)} {rule}\n"
 
     def _after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
-        """Returns the grammar rule `answer` for text that may contain the mark. `rule` follows
-        after each mark. If `is_single`, there is at most one mark."""
+        """Returns the grammar rule `answer` for a text that may contain the mark `marker`. After
+        each mark, `rule` follows. If `is_single`, there is at most one mark."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 

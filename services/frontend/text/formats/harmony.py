@@ -74,7 +74,7 @@ class Harmony(ToolFormat):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows one call. With `is_free`, the
-        rule also allows content before or in place of a call."""
+        rule also allows content before the call, or content alone."""
         answer = "answer: call"
         if is_free:
             said = f'{markers[CHANNEL]} ("commentary" | "final") {markers[MESSAGE]}'
@@ -112,8 +112,9 @@ class HarmonyReasoning(ReasoningFormat):
     def reader(
         self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
     ) -> MessageReader:
-        """Returns a reader for an answer, which returns the channel `analysis` as reasoning. The
-        reader is `rest` if `rest` reads calls of Harmony, else a new reader without calls."""
+        """Returns a reader that returns the channel `analysis` of an answer as reasoning. If `rest`
+        reads calls in the format Harmony, this is `rest` itself, otherwise a new reader that knows
+        no tools."""
         reader = rest if isinstance(rest, HarmonyReader) else HarmonyReader(CallRules(new_id=str))
         reader.separate_reasoning(has_begun=has_begun)
         return reader
@@ -166,8 +167,8 @@ class HarmonyReader(ToolCallReader):
         return False
 
     def _read_message(self) -> Steps[None]:
-        """Reads a message with its header. The text of the header is recorded, in case it turns out
-        to be content."""
+        """Reads a message with its header. Call it while the text is being recorded
+        (`ArrivingText.keep`), because the header may turn out to be content."""
         header = yield from self._read_header()
         if header is None:
             return
@@ -216,8 +217,8 @@ class HarmonyReader(ToolCallReader):
             self._end_call()
 
     def _read_words(self, steps: Steps[str]) -> Steps[bool]:
-        """Runs `steps`, which read the text of a message and return the mark after it. Returns
-        whether there was a mark."""
+        """Runs `steps`, which must read the text of a message and return the mark after it. Moves
+        past the mark if it ends the message. Returns whether there was a mark."""
         mark = yield from steps
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))

@@ -4,8 +4,8 @@
     {"what": "whales"}<|tool_call_end|><|tool_calls_section_end|>
 
 The text before `<|tool_call_argument_begin|>`, here `functions.find:0`, is the id of the call.
-Templates show this id again beside the result of the call, so clients get the id that the model has
-written.
+Templates show this id again together with the result of the call, so clients get the id that the
+model has written.
 """
 
 import re

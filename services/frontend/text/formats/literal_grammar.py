@@ -1,4 +1,5 @@
-"""Makes grammar rules, from a JSON schema, for values in the notations of Python and of Gemma.
+"""Makes grammar rules from a JSON schema, for values that are written as Python literals or in
+Gemma's notation.
 
 Numbers, and strings of Python, are written as in JSON. For objects and lists, the grammar enforces
 the members, the items and the number of items. Other keywords for objects and lists are reported as
@@ -179,7 +180,7 @@ class LiteralGrammar(ABC):
         return f'"{{" {self.members(schema, self._key)} "}}"'
 
     def _note_of_object(self, schema: Mapping[str, Any]) -> None:
-        """Notes the keywords in the schema of an object that the grammar does not enforce."""
+        """Reports the keywords, in the schema of an object, that the grammar does not enforce."""
         self._tool.note_unenforced(schema, *COUNTS_AND_PATTERNS)
         if not isinstance(schema.get("properties"), dict):
             self._tool.note_unenforced(schema, "required")

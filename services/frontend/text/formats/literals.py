@@ -148,7 +148,8 @@ class LiteralReader:
         return is_read
 
     def _put(self, text: str) -> None:
-        """Passes on a part of the JSON, preceded by the comma between members if one is due."""
+        """Passes on a part of the JSON. If a comma between two members is due, it precedes this
+        part."""
         self._last = f", {text}" if self._owes_comma else text
         self._owes_comma = False
         self._pass_on(self._last)
@@ -168,8 +169,8 @@ class LiteralReader:
         return True
 
     def _begin_member(self) -> Steps[bool]:
-        """Moves to the value of the next member. Returns False if the member should have a key, but
-        has none or has no colon after its key."""
+        """Moves to the next value inside the open bracket. In an object, first reads the member's
+        key. Returns False if the key or the colon after it is missing or incomplete."""
         level = self._open[-1]
         if level.n_members:
             self._owes_comma = True
@@ -196,8 +197,8 @@ class LiteralReader:
         return True
 
     def _end_member(self) -> Steps[bool]:
-        """Moves past the closing brackets and the comma after a value. Returns False if something
-        else follows."""
+        """Moves past the closing brackets after a value, and past the comma after them. Returns
+        False if something else follows."""
         while self._open:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()
@@ -297,8 +298,8 @@ class LiteralReader:
 
 
 def _character(kind: str, digits: str, n_digits: int) -> str:
-    """Returns the character with the number that the hexadecimal `digits` give, as a part of a JSON
-    string. Half of a surrogate pair stays an escape, since two halves make one character."""
+    """Returns the character whose code point is given by the hexadecimal `digits`, as a part of a
+    JSON string. Half of a surrogate pair stays an escape, because two halves make one character."""
     if len(digits) == n_digits:
         code = int(digits, 16)
         if 0xD800 <= code < 0xE000:

@@ -1,4 +1,4 @@
-"""Names of the keywords of JSON schemas that narrow the values of a schema, in groups.
+"""The keywords of JSON schemas that narrow the set of values which a schema allows, in groups.
 
 Formats of tool calls in which arguments are not JSON enforce only some of these keywords.
 """

@@ -1,5 +1,6 @@
-"""Makes grammar rules, from the schema of a tool, for arguments that are written as named texts.
-Strings are written without quotes, up to the mark that ends a value. Other values are JSON."""
+"""Makes grammar rules, from the schema of a tool, for arguments that are written one by one, each
+as a name and a text. Strings are written without quotes, up to the mark that ends a value. Other
+values are written as JSON."""
 
 import json
 import re
@@ -81,8 +82,8 @@ class ParameterGrammar:
     def _values(
         self, schema: object, tool: ToolRule, visits: Iterator[int]
     ) -> Iterator[tuple[bool, str]]:
-        """Yields, for each form that a value may have, whether it is a string, and the grammar
-        expression for the value including the text that ends it."""
+        """Yields pairs, one for each form that a value may have: whether the value is a string in
+        this form, and the grammar expression for the value and the text that ends it."""
         types = types_of(schema, tool.schema)
         if not isinstance(schema, dict) or types is None or next(visits, None) is None:
             if isinstance(schema, dict):

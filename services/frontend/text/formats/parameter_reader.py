@@ -1,5 +1,5 @@
-"""Reads calls whose arguments are a series of named texts, and makes a JSON object of the
-arguments.
+"""Reads calls whose arguments are written one by one, each as a name and a text, and makes a JSON
+object of the arguments.
 
 Strings are passed on as they come. Other values are converted when they are complete, to the type
 that the schema of the tool demands.
@@ -21,7 +21,7 @@ from services.frontend.text.formats.parameters import (
 
 
 class ParameterReader(ToolCallReader):
-    """Reads an answer in which the arguments of calls are named texts."""
+    """Reads an answer in which each argument of a call is written as a name and a text."""
 
     has_padding = False
     """Whether the format puts a newline before and after each value. These newlines do not belong
@@ -82,7 +82,8 @@ class ParameterReader(ToolCallReader):
 
 
 class _Padded:
-    """Passes a text on, without the newline at its beginning and the newline at its end."""
+    """Passes on a text that comes in parts, without the newline at its beginning and the newline at
+    its end."""
 
     def __init__(self, pass_on: Callable[[str], None]) -> None:
         self._pass_on = pass_on

@@ -24,7 +24,7 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends inside reasoning, so that the answer goes on with it.
+        """Returns whether a prompt ends inside reasoning, so the answer continues the reasoning.
         `prompt` is the end of the prompt, with special tokens. If the client has written the
         beginning of the answer, `prompt` ends with this beginning, which is `begun`. The reasoning
         may be opened in `begun` or directly before it."""

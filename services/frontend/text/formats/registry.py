@@ -1,4 +1,4 @@
-"""All formats of messages, in the order in which they are looked for in a checkpoint. If the
+"""Lists all formats of messages, in the order in which a checkpoint is checked for them. If chat
 templates of format A may also contain the marks of format B, A comes before B."""
 
 from collections.abc import Mapping

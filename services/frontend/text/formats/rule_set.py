@@ -2,7 +2,7 @@
 
 
 class RuleSet:
-    """The named rules of one Lark grammar."""
+    """Collects the named rules of one Lark grammar."""
 
     def __init__(self, prefix: str = "") -> None:
         """All names begin with `prefix`. If one grammar has two sets of rules, each needs a prefix
@@ -29,9 +29,9 @@ class RuleSet:
 
     def add(self, kind: str, rule: str, attribute: str = "") -> str:
         """Adds a rule to the set, unless the set has an equal rule of this kind, and returns the
-        rule's name. The name consists of the prefix, `kind` and a number; `kind` must be in
-        capitals for a terminal. `attribute`, such as `[lazy]`, is written after the name in the
-        rule."""
+        rule's name. The name consists of the prefix, `kind` and a number. If the rule is a
+        terminal, `kind` must be in capitals. `attribute`, such as `[lazy]`, is written after the
+        name in the rule."""
         name = self._names.get((kind, rule))
         if name is None:
             name = self._names[kind, rule] = self.new_name(kind)

@@ -9,7 +9,8 @@ Several families of models write it with different tags.
     </function>
     </tool_call>
 
-A block may hold several calls, and calls may come without the tags of the block.
+The outer element (here `tool_call`) is called a block. A block may hold several calls, and calls
+may come without the tags of a block.
 """
 
 import re

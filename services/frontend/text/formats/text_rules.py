@@ -18,8 +18,8 @@ class TextRules:
     """Makes grammar rules for strings that are followed by a mark."""
 
     def __init__(self, rules: RuleSet, markers: Markers, end: str) -> None:
-        """The rules to which expressions refer are added to `rules`. `end` is the mark that follows
-        each string. No string may contain the mark."""
+        """`rules` is the set to which this object adds the rules that its expressions use. `end` is
+        the mark that follows each string. No string may contain the mark."""
         self._rules = rules
         head, self._end = markers.divided(end)
         self._head = pattern_of(head)
@@ -41,8 +41,8 @@ class TextRules:
 
 
 def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
-    """Returns the regular expressions that a string must match, all of them, to be valid for a
-    schema. The list is empty if no keyword of the schema can be enforced."""
+    """Returns regular expressions. A string that matches all of them satisfies the keywords of a
+    schema that can be enforced. The list is empty if the schema has no such keywords."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
     tool.note_unenforced(schema, "format")
     patterns = []

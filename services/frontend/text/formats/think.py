@@ -2,10 +2,10 @@
 
     <think>Whales are mammals, so …</think>They are mammals.
 
-Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
-never closed, the message has no content and no calls. Some models also write tags around the
-message itself; these tags are left out. A closing tag that is alone on its line in the message, and
-has no opening tag, is left out too.
+Some templates open the tag themselves, so that the answer begins inside it. If the tag is never
+closed, the message has no content and no calls. Some models also write tags around the message
+itself; these tags are left out. A closing tag that is alone on its line in the message, and has no
+opening tag, is left out too.
 """
 
 from collections.abc import Callable
@@ -67,8 +67,8 @@ class TaggedReasoning(ReasoningFormat):
         return self._mark in checkpoint.template
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends inside reasoning: its opening tag stands in `begun`, which
-        is the end of the prompt, or directly before `begun`, and no closing tag follows."""
+        """Returns whether a prompt ends inside reasoning: an opening tag stands in `begun`, the end
+        of the prompt, or directly before `begun`, and no closing tag follows."""
         prompt, begin = prompt.rstrip(), (self._tags.begin + self._tags.title).rstrip()
         at = prompt.rfind(begin)
         earliest = len(prompt) - len(begin) - len(begun.strip()) - MAX_SPACES
@@ -147,7 +147,7 @@ class ThinkReader:
 
     @property
     def n_tool_calls(self) -> int:
-        """Number of tool calls that have begun."""
+        """Number of tool calls that have begun so far."""
         return self._rest.n_tool_calls
 
     @property
@@ -205,7 +205,8 @@ class ThinkReader:
         yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
-        """If a message in tags comes next, passes on the text between the tags."""
+        """If a message between tags comes next, passes the text between the tags on to the reader
+        `rest`."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -218,8 +219,8 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes on the rest of the answer. Leaves out closing tags that are alone on their line
-        and have no opening tag."""
+        """Passes the rest of the answer on to the reader `rest`. Leaves out closing tags that are
+        alone on their line and have no opening tag."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)
@@ -234,8 +235,8 @@ class ThinkReader:
             self._pass_on(tag)
 
     def _until(self, tags: tuple[str, ...], delta_of: Callable[[str], MessageDelta]) -> Steps[str]:
-        """Adds what `delta_of` returns for the text before the next tag, and returns the tag.
-        Returns an empty text if the text ends without a tag."""
+        """Calls `delta_of` with the text before the next tag, adds the returned delta to the
+        message, and returns the tag. Returns an empty text if the text ends without a tag."""
         self._may_begin_tag, self._delta_of = may_begin(tags), delta_of
         tag = yield from self._text.until(tags, self._add)
         self._may_begin_tag = None
@@ -257,7 +258,7 @@ class ThinkReader:
         return self._rest.feed(text)
 
     def _add(self, text: str) -> None:
-        """Adds to the message what `_delta_of` returns for `text`."""
+        """Adds the delta that `_delta_of` returns for `text` to the message."""
         if text:
             self._new += self._delta_of(text)
 
