@@ -10,9 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from services.common.address import parse
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ServerSettings
-from services.scheduler.core.admission.vector_gate import MAX_SHARE
 from services.scheduler.core.order.registry import OrderName
 from services.scheduler.core.policies.registry import PolicyName
+from services.scheduler.core.policies.vector_share import MAX_SHARE
 
 # `python -m benchmarks.control.scheduler_memory` measures the memory below; the constants are
 # larger than the measurements, since machines differ.

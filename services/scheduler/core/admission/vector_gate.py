@@ -20,18 +20,6 @@ from collections.abc import Iterable, Iterator
 from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.request import Request
 
-MAX_SHARE = 1000.0
-"""Largest share: the time that prompts of requests for vectors may add to an iteration, divided by
-its time without prompts. Usual batches have room for fewer tokens, so with this share these
-requests are hardly limited."""
-
-
-def share_tokens(overhead_tokens: int, share: float) -> int:
-    """Returns how many tokens the prompts of requests for vectors may have in a batch beside
-    requests that generate tokens: at least 1. `overhead_tokens` is the number of prompt tokens that
-    take as long as an iteration without prompts, and `share` the fraction of that time."""
-    return max(1, int(overhead_tokens * share))
-
 
 class VectorGate:
     """Limits the tokens that requests for vectors take in the batches of one pipeline. `limits`

@@ -10,14 +10,13 @@ Prompts that arrive together begin in groups (`prompt_groups.py`), so that on av
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
 batches in flight share the running requests evenly. The order may limit the tokens of clients with
 many requests (`fair_batch.py`); their prompts then do not block the prompts of other clients.
-Prompts of requests for vectors have a limited share of the tokens (`vector_gate.py`).
+Prompts of requests for vectors have a limited share of the tokens (`vector_share.py`).
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from services.scheduler.core.admission.prompt_groups import PromptGroups
-from services.scheduler.core.admission.vector_gate import MAX_SHARE, share_tokens
 from services.scheduler.core.policies import (
     MemoryView,
     Policy,
@@ -26,6 +25,7 @@ from services.scheduler.core.policies import (
     Selection,
     selection_of,
 )
+from services.scheduler.core.policies.vector_share import vector_share_of
 from services.scheduler.core.request import Request
 
 
@@ -44,47 +44,42 @@ class ChunkedPolicy(Policy):
         n_shares: int = 1,
         vector_share: float | None = None,
     ) -> None:
+        """Raises ValueError if `max_batch_tokens` is below `max_batch_size`, or if `vector_share`
+        is not in its range."""
         super().__init__(
             PolicyOptions(max_batch_size, max_batch_tokens, n_shares, vector_share=vector_share)
         )
         if max_batch_tokens < max_batch_size:
             # Decodes alone could fill the budget, and prompts would starve.
             raise ValueError(f"max_batch_tokens: {max_batch_tokens} is less than {max_batch_size}")
-        self.max_tokens = self.max_span_tokens = self.max_batch_tokens = max_batch_tokens
-        self.n_shares = n_shares
-        if vector_share is not None and not 0.0 < vector_share <= MAX_SHARE:
-            raise ValueError(f"vector_share: {vector_share} is not above 0 and at most {MAX_SHARE}")
-        self._vector_share = vector_share
-        self.prompt_groups: PromptGroups = PromptGroups(
+        self.max_tokens = self.max_span_tokens = self._max_tokens = max_batch_tokens
+        self._n_shares = n_shares
+        self.prompt_groups = self._groups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
+        self._vectors = vector_share_of(vector_share, self._groups)
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with the given options. Raises ValueError if `max_batch_tokens` is not
-        given or is below `max_batch_size`, or if `vector_share` is not in its range."""
-        size, n_tokens = options.max_batch_size, options.max_batch_tokens
-        if n_tokens is None:
-            raise ValueError("the policy `chunked` needs max_batch_tokens")
         return cls(
-            max_batch_size=size,
-            max_batch_tokens=n_tokens,
+            max_batch_size=options.max_batch_size,
+            max_batch_tokens=options.max_batch_tokens or 0,
             n_shares=options.n_shares,
             vector_share=options.vector_share,
         )
 
     def select(self, pool: PoolView, kv_manager: MemoryView) -> list[Selection]:
-        """Returns the requests of the next batch. Requests are taken in the order of the pool, each
-        with as many tokens as fit. New prompts begin in at most one group. Prompts of encoders must
-        run whole, and as many begin as fit: a client waits for the last of its texts."""
+        """Returns the next batch: requests in the order of the pool, each with as many tokens as
+        are free. At most one group of new prompts begins (`prompt_groups.py`). Prompts of encoders
+        are not grouped: each must fit into the batch as a whole, and as many as fit begin, because
+        a client needs the results of all its texts."""
         selections: list[Selection] = []
-        n_free = self.max_batch_tokens
-        n_decodes_free = -(-pool.n_running // self.n_shares)
-        n_places = self.max_batch_size
-        n_prompts, n_prompt_tokens = 0, 0
-        vector_tokens, n_waiting = self._vector_tokens(pool)
+        n_free, n_places = self._max_tokens, self.max_batch_size
+        n_decodes_free = -(-pool.n_running // self._n_shares)
+        n_prompts = n_prompt_tokens = 0
+        vector_tokens, n_waiting = self._vectors.limit(pool)
         limits, candidates = pool.batch_limits(vector_tokens), pool.candidates()
-        max_running = self.max_batch_size * self.n_shares
+        max_running = self.max_batch_size * self._n_shares
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
                 break
@@ -97,7 +92,7 @@ class ChunkedPolicy(Policy):
             elif request.reservation is None and (
                 request.n_tokens > n_free
                 if request.runs_whole
-                else self.prompt_groups.is_whole(
+                else self._groups.is_whole(
                     n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
                 )
             ):
@@ -122,21 +117,6 @@ class ChunkedPolicy(Policy):
     def is_full(self, ready: Sequence[Request]) -> bool:
         """Returns whether the running requests `ready`, or their tokens, leave no room in the next
         batch."""
-        if len(ready) >= self.max_batch_size:
-            return True
-        n_answers = sum([one.n_unscheduled for one in ready if not one.wants_vector])
-        n_vectors = sum([one.n_unscheduled for one in ready if one.wants_vector])
-        if n_answers and self._vector_share is not None:
-            n_vectors = min(n_vectors, self._share_tokens(self._vector_share))
-        return n_answers + n_vectors >= self.max_batch_tokens
-
-    def _vector_tokens(self, pool: PoolView) -> tuple[int | None, int]:
-        """Returns the limit on the tokens of all requests for vectors in the next batch, or None if
-        there is none. Also returns the number of waiting requests that begin in groups: under a
-        limit, requests for vectors do not."""
-        if self._vector_share is None or not pool.has_both_kinds:
-            return None, pool.n_waiting
-        return self._share_tokens(self._vector_share), pool.n_waiting_answers
-
-    def _share_tokens(self, share: float) -> int:
-        return share_tokens(self.prompt_groups.overhead_tokens, share)
+        return (
+            len(ready) >= self.max_batch_size or self._vectors.n_tokens(ready) >= self._max_tokens
+        )

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from services.scheduler.core.admission.backlog import NOTHING, Backlog
 from services.scheduler.core.admission.expected_output import ExpectedOutput
-from services.scheduler.core.admission.vector_gate import MAX_SHARE, VectorGate, share_tokens
+from services.scheduler.core.admission.vector_gate import VectorGate
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.order import Order, OrderOptions
 from services.scheduler.core.policies.checked import CheckedPolicy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.vector_share import MAX_SHARE, share_tokens
 from services.scheduler.core.request import Request, RequestId, RequestState
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.settings import SchedulerSettings
