@@ -282,8 +282,8 @@ def _n_rows(step: Embed | EmbedPacked) -> int:
 
 
 def _n_adapters(step: object) -> int:
-    """Returns the least number of adapters that a batch must have for a step: 0 for a step without
-    adapters."""
+    """Returns the number of adapters that a batch must have at least, so that the indices of all
+    adapters in a step are valid. Returns 0 for a step without adapters."""
     if not isinstance(step, AddLowRank):
         return 0
     return 1 + max((one.adapter for one in step.each), default=-1)

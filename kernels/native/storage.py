@@ -64,8 +64,8 @@ class LayerStorage:
         return ctypes.addressof(self._structs)
 
     def places(self, batch: ProgramBatch, n_tokens: int) -> tuple[Any, ...]:
-        """Returns the fields of a `BatchStruct` from `slots` to `n_columns`: the slots of the
-        tokens, and the spans for attention.
+        """Returns the values of the six fields of a `BatchStruct` from `slots` to `n_columns`: the
+        K/V slots of the tokens, and the spans and block tables for attention.
 
         Raises ValueError if the number of slots differs from the number of tokens, if block tables
         have different shapes, or if the batch lacks the K/V group of a layer. Raises TypeError for

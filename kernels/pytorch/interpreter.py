@@ -1,4 +1,5 @@
-"""Runs a program one step after the other, with any operations (`Ops`). Each buffer is a tensor.
+"""Runs a program one step after the other, with the operations (`Ops`) of any implementation. Each
+buffer is a tensor.
 
 The interpreter runs programs on a GPU, on a CPU without the native library, and with matrices or
 element types that the library does not support. Tests check that the native library's results are
@@ -25,10 +26,12 @@ from kernels.steps import (
 
 
 class Interpreter:
-    """Runs a program step by step on any operations; implements `kernels.ops.ProgramRunner`."""
+    """Runs a program step by step with the operations (`Ops`) of any implementation. Implements
+    `kernels.ops.ProgramRunner`."""
 
     def __init__(self, program: Program, ops: Ops) -> None:
-        """Looks up the function of every step. Raises TypeError for a step that has no function."""
+        """Looks up the functions of all steps of `program`. `ops` has the operations that these
+        functions call. Raises TypeError for a step that has no function."""
         self.program = program
         self._ops = ops
         n_hidden = program.n_hidden_steps

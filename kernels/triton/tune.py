@@ -64,7 +64,8 @@ def candidates(kind: Kind) -> Iterator[Tiles]:
 
 
 def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
-    """Returns `cut` with the tile sizes `tiles` for work of the kind `kind`."""
+    """Returns a copy of `cut`, the parameters by which a batch is divided into items of work, in
+    which work of the kind `kind` has the tile sizes `tiles`."""
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 

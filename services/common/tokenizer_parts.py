@@ -123,11 +123,12 @@ def around(
 
 
 def merges_of(ranked: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns the merges that make the pieces in `ranked`, in ascending order of the pieces' ranks.
-    `ranked` has the rank of each piece.
+    """Returns the merges of byte pair encoding that make the pieces in `ranked`. Every pair of
+    pieces whose concatenation is a piece becomes a merge.
 
-    Every pair of pieces whose concatenation is a piece becomes a merge. If several pairs make one
-    piece, pairs whose parts come first in `ranked` come first.
+    `ranked` has the rank of each piece. Merges are sorted by the rank of the piece that they make.
+    Where ranks are equal, the piece that comes first in `ranked` comes first. Merges that make one
+    piece are sorted by the positions in `ranked` of their left parts.
 
     Raises:
         ValueError: a piece is too long, or all pieces together are.

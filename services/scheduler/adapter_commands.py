@@ -55,7 +55,8 @@ _DONE = Answer(AdapterOutcome.ADAPTER_OUTCOME_DONE)
 
 
 class AdapterCommands:
-    """Carries out commands, and keeps the list of the adapters that were loaded by commands."""
+    """Carries out the commands of frontends to load and to unload adapters, and keeps the list of
+    the adapters that such commands have loaded."""
 
     def __init__(
         self, *, on_change: Callable[[list[AdapterEntry]], None], limit_s: float = COMMAND_LIMIT_S

@@ -45,7 +45,8 @@ class NewTokens:
 
 
 def _join(tokens: Iterable[NewToken], columns: scheduler_pb2.TokenColumns) -> None:
-    """Adds tokens to columns, with one entry for each request."""
+    """Adds tokens to `columns`, with one entry for each request: the number of the request, the
+    index of its first token, the number of its tokens, and the tokens."""
     starts: dict[int, int] = {}
     joined: dict[int, list[int]] = {}
     for number, start, token_id in tokens:

@@ -176,7 +176,8 @@ class Answer:
         return self._with_scores(piece, logprobs)
 
     def add_plain(self, token_ids: Sequence[int]) -> str:
-        """Takes new tokens of an answer whose `is_plain` is true, and returns the new text."""
+        """Takes new tokens and returns their text. May be called only while `is_plain` is true, so
+        that stop strings and log-probabilities need no attention."""
         self.n_tokens += len(token_ids)
         if self.kept_tokens is not None:
             self.kept_tokens.extend(token_ids)

@@ -243,7 +243,9 @@ class Generation:
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes or gives back memory for output that is kept, as `CallResources.keep` does."""
+        """Takes `n_bytes` of the memory budget for output that is kept. A negative number gives
+        bytes back. Has no effect after the end of the call. Raises PoolFull if the budget has too
+        little memory left."""
         self._resources.keep(n_bytes)
 
     async def start(self) -> None:

@@ -112,13 +112,15 @@ class KnownPipeline:
             self.current = self._last
 
     def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which this frontend accepts new requests, although there may be no
-        pipeline. The time changes when a pipeline comes or is lost.
+        """Returns the time until which this frontend accepts new requests, even if there is no
+        pipeline. The time changes when a pipeline comes or is lost:
 
-        The time is infinite while there is a pipeline. It is also infinite while the model is
-        asleep or starts, if the last pipeline is known. Otherwise, the time is `hold_s` seconds
-        after the loss of the pipeline, or of the scheduler of a model that was asleep or starting.
-        Before the first pipeline the time is in the past, because there may never be a pipeline.
+        - While a pipeline serves, the time is infinite.
+        - While the model is asleep or being started, the time is infinite if the frontend knows the
+          pipeline that served last.
+        - Otherwise, the time is `hold_s` seconds after the last loss. A loss is the loss of the
+          pipeline or, for a model that was asleep or being started, of the scheduler. Before the
+          first loss, the time is in the past, because there may never be a pipeline.
         """
         is_taking = self.is_open or (self.is_sleeping and self._last is not None)
         return math.inf if is_taking else self._last_open + hold_s

@@ -187,9 +187,9 @@ def _broken(name: str, error: Exception) -> ValueError:
 
 
 def _new_tag() -> str:
-    """Returns a random text, a tag that is put at the end of a content to find this end in the
-    rendered text. The tag has digits, which templates do not change, and then a space, which shows
-    whether the template strips contents."""
+    """Returns a random tag. A tag is put at the end of a message's content, to find this end in the
+    rendered text. The tag consists of digits, which templates do not change, and a space, which is
+    missing in the rendered text if the template strips contents."""
     return f"{secrets.randbelow(10**18):018} "
 
 

@@ -3,19 +3,19 @@
 A pipeline that has room takes the next request in the order of the pool, with one exception: it
 leaves the request to another pipeline that also has room and is better for it. How good a pipeline
 is depends on two numbers of prompt tokens. The first counts tokens that the pipeline must compute
-before the request: tokens of admitted requests that are not selected yet. The second counts tokens
-of the request itself that the pipeline's prefix cache does not have. Each running request counts as
-`RUNNING_TOKENS` tokens in addition, because it has a token in each iteration. Tokens of the request
-itself count `COMPUTING_WEIGHT` times: they delay not only this request, but all later ones of the
+before the request: tokens of admitted requests that are not selected yet. Each running request
+counts as `RUNNING_TOKENS` tokens in addition, because it has a token in each iteration. The second
+number counts tokens of the request itself that the pipeline's prefix cache does not have. These
+tokens count `COMPUTING_WEIGHT` times: they delay not only this request, but all later ones of the
 pipeline. So requests spread over idle pipelines, and a request goes to the pipeline that has
 computed its beginning, unless that one is much busier.
 
 The choice is made anew at each selection and depends on what is known then, so that two pipelines
 never leave a request to each other in turn: each leaves it only to one that is better. A pipeline
 without room is never waited for. So no pipeline is idle while a request waits that it could run,
-with one bounded exception: the request is left to a busy pipeline as long as the busy pipeline
-computes fewer tokens before the request's first token, each counted once, than the idle pipeline
-would compute for the request alone.
+with one bounded exception. An idle pipeline leaves a request to a busy pipeline that has a part of
+the request in its prefix cache, if the busy pipeline has fewer tokens to compute until the first
+token of the request than the idle pipeline has. In this comparison, each token counts once.
 
 Only pipelines that may run the request are compared (`room.py`).
 
@@ -57,7 +57,7 @@ class Placement:
         self._n_most = max(self._n_most, len(self._rooms))
 
     def close(self, pipeline: Hashable) -> None:
-        """Lets a pipeline admit no further requests."""
+        """Removes a pipeline, which admits no request from now on."""
         self._rooms.remove(pipeline)
 
     def drain(self, pipeline: Hashable, *, is_last: bool) -> None:

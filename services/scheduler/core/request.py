@@ -197,8 +197,8 @@ class Request:
     @property
     def may_move(self) -> bool:
         """Whether the request moves to another pipeline if its own pipeline is late. A suspect
-        stays, and so does a request that was moved before and has made no progress after that: it
-        may be the cause of the delay."""
+        (`is_suspect`) stays. A request that was moved before and has made no progress after that
+        stays too, because it may be the cause of the delay."""
         if self.is_suspect:
             return False
         return not self.was_late or self.n_new_tokens >= N_PROVING_TOKENS

@@ -32,14 +32,15 @@ class WholeBatchScheduler(Scheduler):
         cut: Sequence[int] = (),
         broken: Sequence[int] = (),
     ) -> list[Update]:
-        """Applies tokens like `Scheduler.apply`. Returns the updates of complete batches, also
-        those that were withheld until now."""
+        """Applies tokens like `Scheduler.apply`. Returns the updates of the groups of requests that
+        are complete now, including updates that earlier calls withheld. A group consists of
+        requests that the policy answers together."""
         updates = super().apply(iteration, token_ids, logprobs, cut=cut, broken=broken)
         return self._withhold(updates)
 
     def cancel(self, request: Request) -> list[Update]:
-        """Cancels a request like `Scheduler.cancel`. Returns the updates of its batch if the batch
-        is then complete."""
+        """Cancels a request like `Scheduler.cancel`. Returns the updates of the requests that are
+        answered together with this request, if all of them are complete now."""
         return self._withhold(super().cancel(request))
 
     def _withhold(self, updates: list[Update]) -> list[Update]:

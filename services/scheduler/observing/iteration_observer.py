@@ -20,7 +20,8 @@ class IterationObserver(Protocol):
     """An observer of one epoch, from the first iteration to the last."""
 
     def opened(self) -> None:
-        """Notes that the pipeline has formed. Iterations may come."""
+        """Notes that all stages have joined the pipeline's epoch. From now on, iterations may be
+        sent."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """Notes that a batch is about to be sent. `scheduler` is in its state after the selection

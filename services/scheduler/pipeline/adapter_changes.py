@@ -55,7 +55,7 @@ class NoAdapterChanges:
     """Replacement for `AdapterChanges` where no adapters are loaded."""
 
     async def step(self, give_up: GiveUp) -> None:
-        """Does nothing."""
+        """Does nothing: no adapters are loaded."""
 
 
 NO_ADAPTER_CHANGES = NoAdapterChanges()

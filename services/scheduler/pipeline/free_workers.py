@@ -48,7 +48,9 @@ class FreeWorkers:
 
     def addresses(self) -> Sequence[str]:
         """Returns the addresses of the workers from which the next pipeline may be formed, older
-        ones first."""
+        ones first: workers that are in no pipeline and, if all pipelines drain, the members of
+        these pipelines that are not leaving. Workers that are leaving come last, if
+        `may_use_leaving` is true."""
         free = set(self._free())
         yielding = set() if self.n_staying else self._yielding()
         offered = [it for it in self._stages.addresses() if it in free or it in yielding]
@@ -77,8 +79,8 @@ class FreeWorkers:
         return {traits_of(pipeline.first) for pipeline in self._taken.values()}
 
     def processes(self) -> list[str]:
-        """Returns the names of the processes of workers that are in pipelines, except workers whose
-        addresses `addresses` returns."""
+        """Returns the names of the processes of the workers that are in pipelines and cannot be
+        used for the next pipeline."""
         offered = set(self.addresses())
         return [
             member.description.process

@@ -2,9 +2,9 @@
 
 A late iteration is suspected to be stuck long before its limit (`suspicion.py`). The suspicion ends
 nothing: where other pipelines serve, requests of the pipeline go on there, and the pipeline goes on
-when the iteration returns. Each iteration is suspected at most once. But if a stage is silent
-meanwhile, two things speak for a stopped process or a cut network, and the stage counts as lost
-sooner than without a late iteration.
+when the iteration returns. Each iteration is suspected at most once. But a stage that is silent
+while an iteration is late has probably a stopped process or a cut network. So the stage counts as
+lost sooner than without a late iteration.
 
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
 reports, and the stages that sent them are not silent.

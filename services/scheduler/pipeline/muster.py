@@ -82,9 +82,9 @@ class Muster:
     """Whether there are enough workers for a pipeline."""
 
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """How a worker differs, by its address, for each worker that stays out of the pipeline because
-    it does not fit. If no group has enough workers and there are several groups, the workers of all
-    groups are listed."""
+    """The workers that stay out of the pipeline because they do not fit: the reason why, by the
+    worker's address. If no group has enough workers and there are several groups, the workers of
+    all groups are listed."""
 
 
 def muster(
@@ -153,10 +153,17 @@ def unfit_beside(
     *,
     taken: Collection[str] = (),
 ) -> dict[str, str]:
-    """Returns how a worker differs, by its address, for each worker that no pipeline can use: it
-    fits none of the pipelines that serve, and there are too few workers like it for a pipeline of
-    another build. `offers` are the workers that are in no pipeline. `serving` are the traits of the
-    workers in pipelines, and `taken` the names of their processes."""
+    """Returns the workers that no pipeline can use: the reason why, by the worker's address.
+
+    A worker with a fault (`faults_of`) is unfit. A worker without a fault is unfit if no pipeline
+    that serves has its traits, and workers with its traits cannot form a pipeline of another build,
+    because they are too few or have another model; the reason says how its traits differ. Workers
+    that do not answer are left out, and so are workers without a fault whose traits are not known
+    yet.
+
+    `offers` are the workers that are in no pipeline. `serving` are the traits of the workers in
+    pipelines, and `taken` the names of the processes of these workers.
+    """
     faults, models = faults_of(offers, n_stages, taken), set(map(model_of, serving))
     counts = Counter(traits_of(it.answer) for it in offers if it.address not in faults)
     builds = {
@@ -184,7 +191,10 @@ def faults_of(offers: Sequence[Offer], n_stages: int, taken: Collection[str]) ->
 def _unfit(
     offers: Sequence[Offer], faults: Mapping[str, str], fitting: Collection[Traits]
 ) -> dict[str, str]:
-    """Returns how each worker that answers and does not fit differs, by the worker's address."""
+    """Returns the workers that answer and do not fit: the reason why, by the worker's address.
+    `faults` has the reasons of workers with faults. For any other worker, the reason is how its
+    traits differ from the `fitting` ones. Workers without a fault whose traits are not known yet
+    are left out."""
     here = [offer for offer in offers if offer.presence is Presence.HERE]
     faulty = {offer.address: faults[offer.address] for offer in here if offer.address in faults}
     traits = {

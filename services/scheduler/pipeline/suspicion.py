@@ -1,13 +1,13 @@
 """The time after which a late pipeline is suspected to be stuck.
 
-If other pipelines serve, requests of a suspected pipeline go on there. In any case, a stage of it
-that is silent, too, is taken for lost. A suspicion costs the computation of the requests that go on
-elsewhere, or a new epoch. On a machine that is often late, for example because its processors are
-shared, suspicions would follow each other. So each suspicion that was wrong doubles the time until
-the next one, and the time halves with each minute without a wrong suspicion. A suspicion was wrong
-if the iteration returned, or the stage answered, soon after it: then it would have been cheaper to
-wait. Suspicions that were right need no such limit: each comes with a pause of the pipeline that is
-longer than the time that the suspicion costs.
+If other pipelines serve, requests of a suspected pipeline go on there. In any case, a silent stage
+of the suspected pipeline is taken for lost. A suspicion costs the computation of the requests that
+go on elsewhere, or a new epoch. On a machine that is often late, for example because its processors
+are shared, suspicions would follow each other. So each suspicion that was wrong doubles the time
+until the next one, and the time halves with each minute without a wrong suspicion. A suspicion was
+wrong if the iteration returned, or the stage answered, soon after it: then it would have been
+cheaper to wait. Suspicions that were right need no such limit: each comes with a pause of the
+pipeline that is longer than the time that the suspicion costs.
 """
 
 import asyncio
@@ -51,14 +51,16 @@ class Suspicion:
         return self._present_s + MULTIPLE * expected_s
 
     def note_wrong(self) -> None:
-        """Doubles the fixed seconds before a suspicion. Must be called when an iteration returned
-        soon after it was suspected, or a stage answered soon after it was taken for lost."""
+        """Doubles the fixed number of seconds before a suspicion (at first `SUSPICION_S`). Must be
+        called when an iteration returned soon after it was suspected, or a stage answered soon
+        after it was taken for lost."""
         self._fixed_s = min(2 * self._present_s, MAX_SUSPICION_S)
         self._noted_at = asyncio.get_running_loop().time()
 
     @property
     def silence_s(self) -> float:
-        """Seconds after which a silent stage is taken for lost while an iteration is late."""
+        """Number of seconds of silence after which a stage is taken for lost, if an iteration is
+        late."""
         return SILENCES * self._present_s
 
     @property

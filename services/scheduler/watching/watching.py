@@ -1,8 +1,9 @@
-"""Watching: creates the observers that make events, and begins and ends watches.
+"""Creates the observers that turn the work of a scheduler into events, and begins and ends watches.
+A watch sends these events to one watcher.
 
-A watch begins with the present state: the epoch of each pipeline that serves, each request in the
-pool, the order of the pool, and the workers that do not fit. A watch goes on across epochs, until
-this scheduler no longer leads or the watcher is too slow.
+A watch begins with events about the present state: the epoch of each pipeline that serves, each
+request in the pool, the order of the pool, and the workers that do not fit. A watch goes on across
+epochs, until this scheduler no longer leads or the watcher is too slow.
 """
 
 import contextlib

@@ -104,7 +104,8 @@ class _PooledRequest:
 
 @dataclass(frozen=True, slots=True)
 class PooledSpan:
-    """The tokens of one span whose hidden states are needed for a vector."""
+    """A span of a request that asks for a vector: the number of its tokens whose hidden states are
+    needed, and whether the prompt ends with this span."""
 
     span: int  # index of the span in the plan
     row: int
@@ -114,7 +115,8 @@ class PooledSpan:
 
 @dataclass(frozen=True, slots=True)
 class WantedStates:
-    """The tokens of a batch whose hidden states are needed for vectors, span by span."""
+    """The tokens of a batch whose hidden states are needed for vectors: how many each span has, and
+    the indices of all of them, one span after the other."""
 
     spans: tuple[PooledSpan, ...]
     places: Tensor  # [n] int64, indices of the tokens in the batch

@@ -81,8 +81,8 @@ class Mixer(Protocol):
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
-        equal results.
+        """Adds the steps of this part to a program, and returns their result [n_tokens, hidden].
+        All ranks get equal results.
 
         If `residual` [n_tokens, hidden] is given, it is added to the result, and may be
         overwritten. `layer` is the index of the layer on its stage.
@@ -93,8 +93,8 @@ class MLP(Protocol):
     """Transforms the hidden states of every token independently of other tokens."""
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Adds the steps to a program, and returns their result [n_tokens, hidden]. All ranks get
-        equal results.
+        """Adds the steps of this MLP to a program, and returns their result [n_tokens, hidden]. All
+        ranks get equal results.
 
         If `residual` [n_tokens, hidden] is given, it is added to the result, and may be
         overwritten.
@@ -224,8 +224,14 @@ class Attention:
         return self.output.describe(to, attended, residual)
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
-        """Adds to a program the step that stores keys and values. Returns rows that begin with the
-        queries, [n_tokens, any width]."""
+        """Adds to a program the step that stores keys and values. Before that, the step normalises
+        queries and keys if the layer has `head_norms`, and rotates them if it has a rotary
+        embedding. Returns the rows that attention reads, [n_tokens, any width]; each row begins
+        with the queries.
+
+        A subclass may add other steps. For example, a layer of `NormedAttention` that attends to
+        the keys and values of an earlier layer stores nothing.
+        """
         if self.rotary is None:
             to.write_kv(qkv, self.heads, layer=layer)
         else:

@@ -25,8 +25,8 @@ class GroupRouter:
     form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Adds the steps to a program, and returns the indices and the weights of the chosen
-        experts, [n_tokens, n_chosen] each."""
+        """Adds the steps of this router to a program, and returns the indices and the weights of
+        the chosen experts, [n_tokens, n_chosen] each."""
         return to.route_in_groups(to.multiply(self.weight, to.widened(x)), self.form)
 
 

@@ -108,7 +108,8 @@ class QueryLatent:
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the query latents, [n_tokens, query_rank]."""
+        """Adds the steps of this projection to a program, and returns the query latents, [n_tokens,
+        query_rank]."""
         return self.norm.describe(to, self.down.describe(to, x))
 
 

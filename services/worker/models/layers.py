@@ -138,8 +138,8 @@ class RowParallelLinear:
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Adds the steps to a program, and returns their result [n_tokens, n_out]. All ranks get
-        equal results.
+        """Adds the steps of this layer to a program, and returns their result [n_tokens, n_out].
+        All ranks get equal results.
 
         A `residual` of this shape, equal on every rank, is added and may be overwritten.
         """
@@ -175,8 +175,8 @@ class VocabParallelEmbedding:
         return cls(table, share, vocab_size)
 
     def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
-        """Adds the steps to a program, and returns the table's rows for the batch's tokens,
-        [n_tokens, hidden].
+        """Adds the steps of this embedding to a program, and returns the table's rows for the
+        batch's tokens, [n_tokens, hidden].
 
         With `is_open`, the batch may have token ids beyond the end of the table. Such tokens get
         the row of token 0.
@@ -211,8 +211,8 @@ class VocabParallelHead:
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the logits [n, vocab_size]. All ranks get equal
-        results."""
+        """Adds the steps of this head to a program, and returns the logits [n, vocab_size]. All
+        ranks get equal results."""
         return to.all_gather(to.multiply(self.weight, hidden), self.vocab_size)
 
 

@@ -44,8 +44,8 @@ class SharedExpert:
         return cls(mlp, pack(gate))
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the summand that this rank contributes,
-        [n_tokens, hidden]."""
+        """Adds the steps of this expert to a program, and returns the summand that this rank
+        contributes, [n_tokens, hidden]."""
         changed = self.mlp.describe_share(to, x)
         return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 

@@ -40,8 +40,8 @@ class PerLayerTable:
     size: int  # of one layer's inputs
 
     def describe(self, to: Program, embedded: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the per-layer inputs, [n_tokens, n_layers *
-        size], of `embedded` [n_tokens, hidden].
+        """Adds the steps of this table to a program, and returns the per-layer inputs, [n_tokens,
+        n_layers * size], of `embedded` [n_tokens, hidden].
 
         Tokens beyond the end of the table have the inputs of token 0.
         """
@@ -82,8 +82,8 @@ class PerLayerGate:
         )
 
     def describe(self, to: Program, hidden: Buffer, rows: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the gated inputs projected to [n_tokens,
-        hidden].
+        """Adds the steps of this gate to a program, and returns the gated inputs projected to
+        [n_tokens, hidden].
 
         The gates are computed from `hidden` [n_tokens, hidden]. `rows` are the complete rows, which
         contain the inputs of the layer.

@@ -68,8 +68,8 @@ class AltUp:
         )
 
     def describe_routed(self, to: Program, active: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns the router's output for the active stream,
-        [n_tokens, n_streams]."""
+        """Adds the steps of the router to a program. Returns the router's output [n_tokens,
+        n_streams] for `active`, the active stream [n_tokens, hidden]."""
         normed = self.norm.describe(to, active)
         return to.multiply(self.router, to.scale(normed, self.factor))
 
@@ -114,8 +114,8 @@ class Laurel:
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Adds the steps to a program, and returns `x` plus the normalised low-rank product,
-        [n_tokens, hidden]. The steps may overwrite `x`."""
+        """Adds the steps of this part to a program, and returns `x` plus the normalised low-rank
+        product, [n_tokens, hidden]. The steps may overwrite `x`."""
         low = to.multiply(self.left, x)
         return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 

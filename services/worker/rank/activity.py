@@ -103,7 +103,8 @@ class StepTimer:
 
     def add(self, elapsed_s: float) -> str | None:
         """Adds `elapsed_s` seconds, in which the process has run, to the time of the current step.
-        Returns a text that says so if the step has taken too long, otherwise None."""
+        If the step has taken longer than its limit, returns a text that names the step and the
+        limit. Otherwise returns None."""
         step = self._activity.step
         if step is not self._step:
             self._step, self._spent_s = step, 0.0

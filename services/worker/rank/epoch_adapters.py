@@ -22,7 +22,7 @@ class AdaptedRunner(Protocol):
     """The methods of a model runner that add and drop adapters."""
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
-        """Adds an adapter, for the batches that are prepared from now on."""
+        """Adds an adapter. Batches that are prepared later may use the adapter."""
 
     def drop_adapter(self, digest: str) -> None:
         """Drops an adapter that was added."""
@@ -32,10 +32,10 @@ class NoRunner:
     """Replacement for a model runner where no adapters are loaded."""
 
     def add_adapter(self, fitted: FittedAdapter) -> None:
-        """Does nothing."""
+        """Does nothing: this rank loads no adapters."""
 
     def drop_adapter(self, digest: str) -> None:
-        """Does nothing."""
+        """Does nothing: this rank loads no adapters."""
 
 
 NO_RUNNER = NoRunner()

@@ -1,4 +1,4 @@
-"""A rank's part in one epoch: runs its iterations in order, with a new model runner and new groups.
+"""A rank's part in one epoch: runs its iterations, with a new model runner and new process groups.
 
     announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
 
@@ -179,7 +179,7 @@ class EpochMember:
         return finished
 
     def close(self) -> None:
-        """Leaves the epoch and releases its groups."""
+        """Drops all iterations and the runner's recorded graphs, and leaves the process groups."""
         self._announced.clear()
         self._started.clear()
         self._runner.close()

@@ -39,13 +39,13 @@ class NoJournal:
         return worker_pb2.JoinPipelineResponse()
 
     def note_begun(self, plan: worker_pb2.RunIterationsRequest) -> None:
-        """Does nothing."""
+        """Does nothing: keys and values do not outlive epochs."""
 
     def note_complete(self, iteration: int) -> None:
-        """Does nothing."""
+        """Does nothing: keys and values do not outlive epochs."""
 
     def note_failed(self) -> None:
-        """Does nothing."""
+        """Does nothing: keys and values do not outlive epochs."""
 
 
 NO_JOURNAL = NoJournal()

@@ -30,7 +30,8 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the messages that the turns become. If the last turn is the assistant's and has no
+    """Yields the messages that the turns of a conversation become. Yields none for a system turn
+    that is cleared by a later turn of the user. If the last turn is the assistant's and has no
     text, the turn is left out, because there is nothing to continue.
 
     Raises:
@@ -142,8 +143,9 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
 
 
 def _system_messages(turn: SystemTurn) -> Iterator[ChatMessage]:
-    """Yields the message that a turn of the system becomes. Yields nothing if the content of the
-    turn is missing, or is a list without text blocks."""
+    """Yields one message with the role `system` and the content of a system turn. If the content is
+    a list, the texts of its text blocks are joined by line breaks. Yields nothing if there is no
+    content, or if the list has no text blocks."""
     if isinstance(turn.content, str):
         yield ChatMessage("system", turn.content)
         return

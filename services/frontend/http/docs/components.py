@@ -57,15 +57,16 @@ def schema_of(kind: type) -> dict[str, str]:
 
 
 def error_name(status: int, dialect: Dialect) -> str:
-    """Returns the name of the error response for a status: the prefix of the dialect, `Error` and
-    the status."""
+    """Returns the name of the error response for a status in a protocol: the prefix of the
+    protocol's `dialect`, `Error` and the status."""
     return f"{dialect.prefix}Error{status}"
 
 
 def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, Any]:
-    """Returns the error response for a status, for operations whose errors have the dialect
-    `dialect`. The HTTP server refuses some requests before it knows their path; these errors have
-    the dialect `others`."""
+    """Returns the error response for a status in the OpenAPI document. `dialect` is the form of
+    errors in the protocol of the operations that have the response. `others` is the form of the
+    errors that the HTTP server sends before it knows the path of a request: such an error may come
+    instead."""
     kinds = list(dict.fromkeys((dialect.schema, others.schema)))
     schema = schema_of(kinds[0])
     described: dict[str, Any] = {
@@ -82,7 +83,8 @@ def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, 
 def error_responses(
     statuses: Iterable[tuple[int, Dialect]], others: Dialect
 ) -> dict[str, dict[str, Any]]:
-    """Returns the error responses for statuses, keyed by name."""
+    """Returns the error responses for pairs of a status and a dialect, keyed by name. `others` is
+    explained in `error_response`."""
     return {
         error_name(status, dialect): error_response(status, dialect, others)
         for status, dialect in statuses

@@ -56,7 +56,14 @@ class IncomingRequest:
 
     def add_piece(self, n_bytes: int, *, since: ReadMark) -> None:
         """Counts `n_bytes` bytes that the parser has got since the position `since`. Does nothing
-        unless all these bytes belong to one head or to one body."""
+        unless all these bytes belong to one head or to one body.
+
+        In a head, all bytes count towards `ConnectionLimits.max_head_bytes`. In a body, the bytes
+        that are not bytes of the body itself count towards `MAX_FRAMING_BYTES`.
+
+        Raises:
+            Refused: a limit is exceeded.
+        """
         if since.n_requests != self._n_requests or since.is_in_body != self.is_in_body:
             return
         if self.is_in_body:

@@ -215,10 +215,15 @@ class _Reader:
 
 def _written(alternatives: list[list[_Node]], *, begins: bool, ends: bool, n_left: int) -> str:
     """Writes parsed alternatives as a regular expression in the grammar engine's syntax, and
-    returns it. `begins` says whether the alternatives stand at the beginning of the expression,
-    where `^` is allowed, and `ends` whether they stand at its end, where `$` is allowed. `n_left`
-    is the largest product of the repetition counts of nested repetitions. Raises NotEnforceable for
-    an anchor in another position, or for more repetitions."""
+    returns the expression.
+
+    `begins` says whether the alternatives stand at the beginning of the whole expression, where `^`
+    is allowed, and `ends` whether they stand at its end, where `$` is allowed. `n_left` is a limit:
+    where repetitions are nested, the product of their counts may be at most `n_left`.
+
+    Raises:
+        NotEnforceable: an anchor stands in another position, or the limit is exceeded.
+    """
     return "|".join(
         "".join(
             _node_text(

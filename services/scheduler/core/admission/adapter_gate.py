@@ -181,7 +181,8 @@ class AdapterGate:
         return not request.adapter or self.holds(request.adapter)
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Yields the requests in order. Leaves out waiting requests whose adapters are not held."""
+        """Yields the requests in order. Leaves out waiting requests whose adapters the ranks do not
+        hold, or are about to drop."""
         if all(self.holds(digest) for digest in self._shared.waiting):
             return requests
         return (one for one in requests if one.reservation is not None or self.passes(one))
@@ -202,7 +203,8 @@ class AdapterGate:
             self._loaded.move_to_end(request.adapter)
 
     def preempt(self, request: Request) -> None:
-        """Notes that a running request is preempted, and waits again."""
+        """Notes that a running request is preempted, so that it becomes a waiting request again.
+        Must be called before the state of the request changes."""
         self.remove(request)
         self.add(request)
 
@@ -217,8 +219,9 @@ class AdapterGate:
             loaded.n_running -= 1
 
     def strays(self, waiting: Iterable[Request]) -> list[Request]:
-        """Returns waiting requests whose adapter is neither held nor known any more, so that they
-        would wait for ever. `waiting` lists the waiting requests."""
+        """Returns the requests in `waiting` that would wait for ever: the ranks do not hold their
+        adapter, and `SharedAdapters.sources` does not know the adapter any more. `waiting` must
+        list all waiting requests."""
         lost = {
             digest
             for digest in self._shared.waiting
@@ -265,8 +268,9 @@ class AdapterGate:
         return "" if load is None else load.digest
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. A
-        client's load is left to any pipeline, unless `MAX_LOSSES` epochs were lost during it."""
+        """Forgets the adapters of an epoch that is over. `waiting` are all waiting requests. If the
+        ranks were loading an adapter that a client asked for, any pipeline may begin this load
+        again, unless `MAX_LOSSES` epochs were lost during it."""
         if self._load is not None:
             self.on_load_end(UNFINISHED)
         if self._wanted is not None:

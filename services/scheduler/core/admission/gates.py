@@ -44,7 +44,8 @@ class Gates:
             gate.admit(request)
 
     def preempt(self, request: Request) -> None:
-        """Notes that a running request is preempted, and waits again."""
+        """Notes that a running request is preempted, so that it becomes a waiting request again.
+        Must be called before the state of the request changes."""
         for gate in self._gates:
             gate.preempt(request)
 

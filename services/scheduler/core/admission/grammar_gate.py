@@ -69,7 +69,8 @@ class GrammarGate:
             self._compiled.move_to_end(digest)
 
     def preempt(self, request: Request) -> None:
-        """Notes that a running request is preempted, and waits again."""
+        """Notes that a running request is preempted, so that it becomes a waiting request again.
+        Must be called before the state of the request changes."""
         self.remove(request)
         self.add(request)
 
@@ -149,7 +150,8 @@ class GrammarGate:
 
 
 def _first_of_each(requests: Iterable[Request]) -> dict[bytes, Request]:
-    """Returns the first request of each grammar, for as many grammars as ranks keep."""
+    """Returns the first of `requests` that uses each grammar, by the digest of the grammar. Stops
+    after `MAX_COMPILED_GRAMMARS` grammars."""
     found: dict[bytes, Request] = {}
     for request in requests:
         if request.grammar_digest is not None:

@@ -32,9 +32,10 @@ class Overhead:
         self._n_with_prompts = 0
 
     def note(self, n_prompt_tokens: int) -> None:
-        """Notes an iteration, and checks the learned times every `LOOK_N` iterations with prompt
-        tokens. Must be called for each iteration, with its number of prompt tokens, after
-        `IterationTime` has learned from the iteration."""
+        """Notes an iteration with `n_prompt_tokens` prompt tokens. After every `LOOK_N` iterations
+        that have prompt tokens, compares `n_tokens` with the learned times, and replaces it if it
+        is clearly wrong. Must be called for each iteration, after `IterationTime` has learned from
+        the iteration."""
         self._n_with_prompts += n_prompt_tokens > 0
         if self._n_with_prompts < LOOK_N or not self._time.is_known:
             return

@@ -55,10 +55,10 @@ class NoEntryChanges:
     """Replacement for `EntryChanges` where the changes are not needed."""
 
     def enter(self, block_id: int, key: bytes) -> None:
-        """Does nothing."""
+        """Does nothing: the changes are not recorded."""
 
     def leave(self, block_id: int) -> None:
-        """Does nothing."""
+        """Does nothing: the changes are not recorded."""
 
     def take(self) -> Changes:
         """Returns no changes."""

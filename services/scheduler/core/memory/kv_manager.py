@@ -292,9 +292,9 @@ class KVManager:
         return self.n_blocks_for(n_columns, request.n_tokens)
 
     def n_blocks_for(self, n_columns: int, n_unscheduled: int) -> int:
-        """Returns the largest number of blocks, in all groups together, that a request may have.
-        The sequence of the request takes `n_columns` columns of blocks, and `n_unscheduled` of its
-        tokens are not scheduled yet."""
+        """Returns the largest number of blocks of all K/V groups together that a request may have
+        with `n_columns` columns of blocks (one block of each group). Its `n_unscheduled` tokens,
+        which have yet to be scheduled, determine how many blocks a window needs at once."""
         groups = self.groups
         if not groups.finite:  # nearly always: spares two calls
             return groups.n_whole * n_columns

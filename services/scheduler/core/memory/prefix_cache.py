@@ -106,8 +106,9 @@ class PrefixCache:
         self._unused = dict.fromkeys(reversed(block_of.values()))
 
     def record_changes(self) -> None:
-        """From now on, `take_changes` returns the changes of the entries. The first call also
-        returns the entries that exist already, except rests."""
+        """Begins to record the changes of the cache, for `take_changes`. The blocks that are in the
+        cache already are recorded as entered, except forgotten blocks and rests (partly filled last
+        blocks of ended requests)."""
         entries = {it: key for it, key in self._key_of.items() if it not in self._rests}
         for block_id in self._forgotten:
             entries.pop(block_id, None)
@@ -189,8 +190,9 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns, for each group with a window, the mark of the group (the end of its keys) and
-        the first column of blocks that the token after the first `n_columns` columns sees."""
+        """Returns two values for each group with a window: the suffix of the keys of the group's
+        blocks, and the index of the first column of blocks that the next token sees. The next token
+        is the one after the first `n_columns` columns."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)

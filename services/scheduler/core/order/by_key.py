@@ -68,6 +68,7 @@ class OrderByKey(Order):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the running requests by place, and then the waiting requests by key. `waiting`, if
-        given, lists the only waiting requests to yield."""
+        """Yields the running requests `ready`, then the preempted requests, and then the other
+        waiting requests, with the lowest key first. If `waiting` is given, yields the running
+        requests, and then exactly the requests in `waiting`."""
         return chain(ready, self if waiting is None else waiting)

@@ -228,7 +228,8 @@ class Fair(Order):
     ) -> Iterator[Request]:
         """Yields the running requests, then the preempted ones, then the other waiting requests in
         the order of their turns. While a request is called, it is the only waiting request that is
-        yielded. `waiting`, if given, lists the only waiting requests to yield."""
+        yielded. If `waiting` is given, yields the running requests, and then exactly the requests
+        in `waiting`."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:
@@ -326,9 +327,10 @@ class Fair(Order):
         return client
 
     def _forget(self) -> None:
-        """Forgets clients without requests whose `served` would be raised on their return anyway,
-        so that nothing is lost. If too many clients remain, forgets all clients without a request.
-        Each of these gains at most the largest possible difference between clients."""
+        """Forgets clients without requests if they have been served no more than every client that
+        has waiting requests. Nothing is lost: the `served` of such a client would be raised on its
+        return anyway. If too many clients remain, forgets all clients without requests. Each of
+        these gains at most the largest possible difference between clients."""
         least = self._least_served()
         known = self._clients.items()
         kept = {n: one for n, one in known if one.n_requests or one.served > least}

@@ -72,7 +72,7 @@ class ClientLine:
 
     @property
     def oldest(self) -> Request:
-        """The request that arrived first."""
+        """The request in this line that arrived first."""
         return next(iter(self.requests))
 
     def in_order(self) -> Iterator[Request]:

@@ -47,8 +47,9 @@ class ForDeparture:
         return not self._pool.shared.placement.is_needed(self._pool, waiting)
 
     def prepare(self) -> None:
-        """Chooses requests to move. Preempts the chosen requests that are in no batch, and holds
-        back those in flight until they are in no batch."""
+        """Chooses requests that move to other pipelines. Preempts the chosen requests that are in
+        no batch. Holds back the chosen requests in flight: they join no further batch, and are
+        preempted when their batches have returned."""
         placement = self._pool.shared.placement
         for request in self._pool.running:
             if request not in self._due and not request.is_cancelled and self._should_move(request):

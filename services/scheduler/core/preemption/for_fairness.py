@@ -210,9 +210,10 @@ class ForFairness:
         n_places: Counter[ServedClient | None],
         n_running: Counter[ServedClient | None],
     ) -> ServedClient | None:
-        """Returns the client with the most places relative to its weight. Only clients that have a
-        place in this pipeline count, and only if the client of `first` may take a place from them.
-        Returns None if there is no such client.
+        """Returns the client from which the client of the request `first` may take a place. If
+        there are several such clients, returns the one with the most places relative to its weight.
+        Returns None if there is none. Only clients that have a place in this pipeline are
+        considered.
 
         `n_places` counts the places of each client in this pipeline, and `n_running` the running
         requests of each client in this pipeline.

@@ -232,8 +232,8 @@ class ScaledRouter:
     n_chosen: int
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Adds the steps to a program, and returns the indices and the weights of the chosen
-        experts, [n_tokens, n_chosen] each."""
+        """Adds the steps of this router to a program, and returns the indices and the weights of
+        the chosen experts, [n_tokens, n_chosen] each."""
         experts = to.buffer(self.n_chosen, torch.int64)
         weights = to.buffer(self.n_chosen, torch.float32)
         scaled = to.buffer(x.width)
