@@ -84,8 +84,7 @@ class Scheduler:
         self._in_flight = BatchesInFlight()
         self._n_iterations = 0
         self.n_returned = 0
-        """Number of batches that have returned. This is also the number of the iteration that
-        returned last."""
+        """Number of batches that have returned; the last one had this number, too."""
         self._released_rows: list[int] = []
         self._preempted: list[Request] = []
 
@@ -364,8 +363,8 @@ class Scheduler:
         if request.is_broken:
             return self._finish(request, FinishReason.FAILED, message=suspects.NOT_FINITE)
         reason = None if token_id is None else request.accept(token_id)
-        if request.wants_vector and not (request.n_in_flight or request.can_run()):
-            reason = FinishReason.STOP
+        if token_id is None and request.wants_vector:
+            reason = None if request.n_in_flight or request.can_run() else FinishReason.STOP
         if reason is not None:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:
