@@ -83,12 +83,15 @@ class FrontendStream:
         """Whether the stream must end and its last message has been taken."""
         return self._is_ending and not self._has_mail.is_set()
 
-    async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits until there is something to send, and returns the next message. Call it only when
-        the previous message has been sent."""
+    async def next_message(self, *, not_before: float = 0.0) -> scheduler_pb2.ConnectResponse:
+        """Waits until there is something to send, and until the time `not_before` of the event
+        loop. Returns the next message. Call it only when the previous message has been sent."""
         self._n_unsent_bytes -= self._n_leaving_bytes
         self._n_leaving_bytes = 0
         await self._has_mail.wait()
+        pause_s = not_before - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
         if self._sealed:
             message, self._n_leaving_bytes = self._sealed.popleft()
             return message

@@ -388,11 +388,11 @@ async def _write(connection: FrontendStream, context: Any) -> None:
         TimeoutError: the frontend did not read a message within `SEND_LIMIT_S`.
     """
     loop = asyncio.get_running_loop()
+    sent_at = 0.0
     async with asyncio.timeout(None) as limit:
         while not connection.has_ended:
             limit.reschedule(None)
-            message = await connection.next_message()
+            message = await connection.next_message(not_before=sent_at + MESSAGE_PERIOD_S)
             sent_at = loop.time()
             limit.reschedule(sent_at + SEND_LIMIT_S)
             await context.write(message)
-            await asyncio.sleep(max(0.0, sent_at + MESSAGE_PERIOD_S - loop.time()))
