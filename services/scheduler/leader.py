@@ -335,6 +335,13 @@ class Leader:
         self._fleet.open(pipeline.number, epoch.loop)
         self._service.open(describe(pipeline, scheduler), self._fleet)
         epoch.loop.adopt()
+        n_held, context = scheduler.kv_manager.max_sequence_len, pipeline.first.max_model_len
+        if n_held < context and not self.has_served.is_set():
+            log.warning(
+                "kv_memory: prompt and answer may have %d tokens together, not the %d of the model",
+                n_held,
+                context,
+            )
         self.has_served.set()
         log.info(
             "epoch %d: %d stages, %d K/V slots",

@@ -57,6 +57,17 @@ async def test_stages_are_asked_again_where_they_are_now() -> None:
         await it.until_open()
 
 
+@pytest.mark.parametrize(("block_size", "is_reported"), [(1, True), (4, False)])
+async def test_memory_that_holds_less_than_the_context_is_reported(
+    caplog: pytest.LogCaptureFixture, block_size: int, is_reported: bool
+) -> None:
+    async with scene(1) as it, fake_stage(block_size=block_size) as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+    report = "kv_memory: prompt and answer may have 50 tokens together, not the 64 of the model"
+    assert (report in caplog.text) == is_reported
+
+
 def _with_a_long_pause(timeout: forming.FormingTimeout, *_: object, **__: object) -> None:
     timeout.pause_s = 10 * LIMIT_S
 
