@@ -107,7 +107,8 @@ class ToolFields(ExactModel):
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls of tools."""
+    """Whether an answer may have several calls of tools. With false an answer has one at
+    most."""
 
     def tools_and_choice(self) -> tuple[tuple[Tool, ...], ToolChoice]:
         """Returns the tools that may be called, and whether the model must call a tool.

@@ -87,7 +87,8 @@ class InputTokensBody(ConversationBody):
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls of functions."""
+    """Whether an answer may have several calls of functions. With false an answer has one at
+    most."""
     text: TextOptions | None = None
     """Options of the text, such as its format."""
     reasoning: ReasoningOptions | None = None
