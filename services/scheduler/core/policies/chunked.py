@@ -54,10 +54,10 @@ class ChunkedPolicy(Policy):
             raise ValueError(f"max_batch_tokens: {max_batch_tokens} is less than {max_batch_size}")
         self.max_tokens = self.max_span_tokens = self._max_tokens = max_batch_tokens
         self._n_shares = n_shares
-        self.prompt_groups = self._groups = PromptGroups(
+        self.prompt_groups: PromptGroups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
-        self._vectors = vector_share_of(vector_share, self._groups)
+        self._vectors = vector_share_of(vector_share, self.prompt_groups)
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
@@ -92,7 +92,7 @@ class ChunkedPolicy(Policy):
             elif request.reservation is None and (
                 request.n_tokens > n_free
                 if request.runs_whole
-                else self._groups.is_whole(
+                else self.prompt_groups.is_whole(
                     n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
                 )
             ):
