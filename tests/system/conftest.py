@@ -50,14 +50,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def one_stage(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One stage without drafts, which makes receipts on request. All tests share the system, so no
-    test may damage it."""
+    """One stage without drafts, whose requests reserve memory for all of `max_tokens`, and which
+    makes receipts on request. All tests share the system, so no test may damage it."""
     keys = tmp_path_factory.mktemp("keys") / "keys.pem"
     keys.write_bytes(new_key())
     with serving(
         model,
         dtype="float32",
-        scheduler="speculative-tokens=0",
+        scheduler="speculative-tokens=0,admission=reserve",
         receipts="on_request",
         receipt_keys_file=keys,
     ) as stack:
