@@ -33,6 +33,7 @@ request may take the place of a running one (`preemption/for_fairness.py`).
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Self
@@ -250,6 +251,17 @@ class Fair(Order):
                 running, ready, self._called, pipeline=pipeline
             )
         return self._allowances
+
+    def unlimited(
+        self, ready: Sequence[Request], running: Collection[Request], called: Request
+    ) -> Sequence[Request]:
+        """Returns the requests in `ready` whose clients are not limited in the next batch of a
+        pipeline if the request `called` is called. `running` are all requests that run in the
+        pipeline."""
+        if self.batch is None:
+            return ready
+        limits = self.batch.limits(Counter(map(_client_of, running)), called)
+        return [one for one in ready if one.client not in limits]
 
     def may_begin(self, request: Request, running: Collection[Request]) -> bool:
         """Returns whether the client of a waiting request may have one more request in a pipeline.

@@ -139,7 +139,7 @@ class FairBatch:
         running one.
         """
         n_running = Counter(map(_CLIENT, running))
-        limits = self._limits(n_running)
+        limits = self.limits(n_running, called)
         last = self._last.pop(pipeline, None)
         if not limits:
             return None
@@ -158,11 +158,16 @@ class FairBatch:
     def room(self, running: Iterable[Request]) -> "Room":
         """Returns an object that decides which clients may have more running requests."""
         n_running = Counter(map(_CLIENT, running))
-        return Room(n_running, self._limits(n_running))
+        return Room(n_running, self.limits(n_running, None))
 
-    def _limits(
-        self, n_running: Mapping[ServedClient | None, int]
+    def limits(
+        self, n_running: Counter[ServedClient | None], called: Request | None
     ) -> dict[ServedClient | None, int]:
+        """Returns the limits of clients in the next batch, in tokens. `n_running` counts the
+        running requests of each client. The called request counts too, so that the batch in which
+        it is to begin has room for it."""
+        if called is not None:
+            n_running = n_running + Counter([called.client])
         return shared_out(self.max_tokens, n_running) if len(n_running) > 1 else {}
 
 

@@ -1,10 +1,11 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
 Requests are admitted in order, as in `orca`, but a batch has at most `max_batch_tokens` tokens.
-Each decoding request has one. The remaining tokens go to prompts in the order of the pool; the last
-prompt is cut off and continues in the next iteration. So all iterations take about equally long,
-and no decoding request waits for a prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). No request is
-admitted while an earlier prompt is unfinished.
+Each decoding request has one, also behind a prompt that is cut off (a request can begin there while
+the order limits the prompt's client). The remaining tokens go to prompts in the order of the pool;
+the last prompt is cut off and continues in the next iteration. So all iterations take about equally
+long, and no decoding request waits for a prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). No
+request is admitted while an earlier prompt is unfinished.
 
 Prompts that arrive together begin in groups (`prompt_groups.py`), so that on average their first
 tokens come sooner. A pipeline of several stages is only as fast as its largest batch, so `n_shares`
@@ -13,10 +14,11 @@ many requests (`fair_batch.py`); their prompts then do not block the prompts of 
 Prompts of requests for vectors have a limited share of the tokens (`vector_share.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Self
 
 from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.order.order import BatchLimits
 from services.scheduler.core.policies import (
     MemoryView,
     Policy,
@@ -80,9 +82,8 @@ class ChunkedPolicy(Policy):
         vector_tokens, n_waiting = self._vectors.limit(pool)
         limits, candidates = pool.batch_limits(vector_tokens), pool.candidates()
         max_running = self.max_batch_size * self._n_shares
-        for request in limits.riders(candidates, max_running) if limits else candidates:
-            if not n_places or not n_free:
-                break
+        riders = limits.riders(candidates, max_running) if limits else candidates
+        for request in riders:
             # This runs for each token of all decodes; calling properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
@@ -112,6 +113,9 @@ class ChunkedPolicy(Policy):
                 n_prompt_tokens += n_tokens
                 n_waiting -= request.reservation is None
             selections.append(selection_of((request, n_tokens, reservation)))
+            if not n_places or not n_free:
+                n_decodes = min(n_places, n_decodes_free, n_tokens - 1)
+                return _with_decodes_behind(selections, riders, n_decodes, limits)
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
@@ -120,3 +124,26 @@ class ChunkedPolicy(Policy):
         return (
             len(ready) >= self.max_batch_size or self._vectors.n_tokens(ready) >= self._max_tokens
         )
+
+
+def _with_decodes_behind(
+    selections: list[Selection],
+    riders: Iterator[Request],
+    n_decodes: int,
+    limits: BatchLimits | None,
+) -> list[Selection]:
+    """Returns the full batch `selections` with at most `n_decodes` further requests: decoding
+    requests with later places. Each of them gets one of the tokens of the last request in
+    `selections`, a prompt. If that request is a decode, `n_decodes` is 0. `riders` yields the
+    candidates with later places."""
+    prompt, n_tokens, reservation = selections[-1]
+    index = len(selections) - 1
+    while n_decodes and (request := next(riders, None)) and request.reservation is not None:
+        if request.n_scheduled >= request.n_prefill_tokens:
+            n_decodes -= 1
+            n_tokens -= 1
+            if limits is not None:
+                limits.take(request, 1)
+            selections.append(selection_of((request, 1, request.reservation)))
+    selections[index] = selection_of((prompt, n_tokens, reservation))
+    return selections

@@ -10,8 +10,9 @@ not have more places than the other client, relative to their weights. Requests 
 pipelines count as places, too. Then the first waiting request of the client is called, and the last
 running request of the other client is preempted:
 
-- Where the batch is full, the called request takes the place of the other one. The preempted
-  request keeps its memory, and is next in the batch when another request has ended.
+- Where the batch is full, the called request takes the place of the other one, if this place does
+  not lie behind a prompt that takes all tokens of the batch. The preempted request keeps its
+  memory, and is next in the batch when another request has ended.
 - Where K/V memory is full, the preempted request gives up its memory and is computed again later.
   This costs the computation of its tokens. So the client of the preempted request must have been
   served more than the client of the called request, by at least the charge for these tokens.
@@ -23,6 +24,7 @@ requests are preempted as make room. A preempted request comes before the reques
 that have never run. It comes before all other requests as soon as their clients have their shares.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
@@ -81,7 +83,7 @@ class ForFairness:
         if first is None:
             return
         n_running = Counter(map(_CLIENT, self._pool.running))
-        richest = self._richest(first, n_running, n_running)
+        richest = self._richest(first, n_running, n_running, n_running.keys())
         if richest is None and self._order.first_preempted is None:
             return
         if not self._pool.may_admit(first):
@@ -159,14 +161,29 @@ class ForFairness:
             known = set(ready)
             others = (one for one in self._pool.running if one.n_in_flight and one not in known)
             n_riding.update(map(_CLIENT, others))
-        richest = self._richest(first, n_riding, n_running)
+        if self._richest(first, n_riding, n_running, n_riding.keys()) is None:
+            return  # usual; the search below would take longer
+        reached = self._reached(riding, first)
+        richest = self._richest(first, n_riding, n_running, {*map(_CLIENT, reached)})
         if richest is None:
             return
-        for request in reversed(riding):
+        for request in reversed(reached):
             if request.client is richest and request.priority >= first.priority:
                 self._swapped = request
                 self._call(first, place=request.place)
                 return
+
+    def _reached(self, riding: Sequence[Request], first: Request) -> Sequence[Request]:
+        """Returns the requests in `riding`, which are sorted by place, up to the prompt that takes
+        the last tokens of the next batch. A prompt with a later place would have no tokens.
+        Prompts of limited clients leave tokens (`fair_batch.py`)."""
+        taking = self._order.unlimited(riding, self._pool.running, first)
+        n_before = bisect_left(
+            range(len(taking)), True, key=lambda index: self._policy.is_full(taking[: index + 1])
+        )
+        if n_before == len(taking):
+            return riding
+        return riding[: riding.index(taking[n_before]) + 1]
 
     def _take_memory(self, first: Request, richest: ServedClient, n_missing: int) -> None:
         """Calls the request `first`, and preempts requests of the richest client to free the blocks
@@ -209,11 +226,12 @@ class ForFairness:
         first: Request,
         n_places: Counter[ServedClient | None],
         n_running: Counter[ServedClient | None],
+        among: Collection[ServedClient | None],
     ) -> ServedClient | None:
         """Returns the client from which the client of the request `first` may take a place. If
         there are several such clients, returns the one with the most places relative to its weight.
-        Returns None if there is none. Only clients that have a place in this pipeline are
-        considered.
+        Returns None if there is none. Only clients in `among` that have a place in this pipeline
+        are considered.
 
         `n_places` counts the places of each client in this pipeline, and `n_running` the running
         requests of each client in this pipeline.
@@ -222,7 +240,7 @@ class ForFairness:
         n_mine = n_places[mine] + mine.n_running - n_running[mine]
         most, most_places = None, 0.0
         for one, n_here in n_places.items():
-            if one is None:
+            if one is None or one not in among:
                 continue
             n_its = n_here + one.n_running - n_running[one]
             if n_its < 2 or n_its / one.weight <= most_places:

@@ -238,18 +238,24 @@ def test_who_has_few_begins_at_once_where_all_places_are_taken() -> None:
     "n_tokens", [2, None, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 6))]
 )
 @given(
-    st.lists(st.tuples(st.sampled_from("abbcd"), st.integers(0, 25)), min_size=8, max_size=30),
+    st.lists(
+        st.tuples(
+            st.sampled_from("abbcd"), st.integers(0, 25), st.sampled_from([1, 1, 1, 1, 5000])
+        ),
+        min_size=8,
+        max_size=30,
+    ),
 )
 def test_no_request_waits_for_the_end_of_another_one(
-    n_tokens: int | None, coming: list[tuple[str, int]]
+    n_tokens: int | None, coming: list[tuple[str, int, int]]
 ) -> None:
     """Whoever has begun gets a token within as many batches as there are requests; without a limit
     only those who have swapped places wait for an end, and as many run."""
     clients = asking(n_tokens)
     since: dict[Request, int] = {}
     turn = 0
-    for name, n_steps in coming:
-        since[clients.ask(name)[0]] = 10_000
+    for name, n_steps, n_prompt in coming:
+        since[clients.ask(name, n_prompt=n_prompt)[0]] = 10_000
         for _ in range(n_steps):
             turn += 1
             since.update(dict.fromkeys(clients.step(), turn))
@@ -258,7 +264,41 @@ def test_no_request_waits_for_the_end_of_another_one(
         since.update(dict.fromkeys(clients.step(), turn))
     running = clients.scheduler.pool.running
     n_swapped = len(running) - 8
-    assert sum(turn - since[one] > len(coming) for one in running) <= max(0, n_swapped)
+    begun = [one for one in running if one.generated_token_ids]
+    assert sum(turn - since[one] > len(coming) for one in begun) <= max(0, n_swapped)
+
+
+def test_a_stream_goes_on_behind_a_long_prompt_that_is_not_limited_any_more() -> None:
+    clients = asking(4)
+    (first,) = clients.ask("a")
+    clients.begin(first)
+    (second,) = clients.ask("b")
+    clients.begin(second)
+    (long,) = clients.ask("a", n_prompt=6000)
+    clients.step()
+    assert clients.step()[long] == 2
+    (stream,) = clients.ask("b")
+    clients.begin(stream, within=2)
+    for _ in range(20):
+        assert clients.step() == {first: 1, second: 1, stream: 1, long: 61}, "both have two"
+
+
+def test_who_is_called_to_a_place_behind_a_long_prompt_begins_at_once() -> None:
+    clients = asking(4)
+    clients.begin(*clients.ask("a"))
+    clients.begin(*clients.ask("b", n_new=5))
+    (long,) = clients.ask("a", n_prompt=6000)
+    clients.step()
+    for _ in range(2):
+        clients.begin(*clients.ask("b"), within=10)
+    clients.steps(5)
+    (small,) = clients.ask("small", n_new=20)
+    assert small.client is not None
+    assert long.client is not None
+    assert small.client.served > long.client.served, "so it can have a place of b alone"
+    assert small in clients.step()
+    assert clients.steps(19)[small] == 19
+    assert not long.generated_token_ids
 
 
 def test_clients_with_equally_many_are_not_limited() -> None:

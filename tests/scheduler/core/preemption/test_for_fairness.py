@@ -176,6 +176,31 @@ def test_a_client_gets_a_share_by_its_weight() -> None:
     assert [request.request_id[:5] for request in riding].count("heavy") == 6
 
 
+def test_the_place_that_is_given_is_before_a_long_prompt_and_not_behind_it() -> None:
+    running = System(
+        build(
+            max_batch_size=8,
+            n_blocks=6000,
+            block_size=BLOCK_SIZE,
+            pipeline_depth=1,
+            policy=ChunkedPolicy(max_batch_size=8, max_batch_tokens=16),
+            order=fair(),
+        )
+    )
+    large = [running.ask("large", n_new=100) for _ in range(3)]
+    running.step()
+    large.append(running.ask("large", n_prompt=800))
+    running.step()
+    long = running.ask("heavy", n_prompt=800, weight=100.0)
+    assert running.step() == [*large[:3], long], "it has the place of the last one"
+    for _ in range(3):
+        running.step()
+    small = running.ask("small")
+    assert small in running.step()
+    assert running.step() == [*large[:2], small, long, large[2]], "whose stream goes on"
+    running.run_to_the_end()
+
+
 def test_nobody_gives_way_to_one_who_matters_less() -> None:
     running = system()
     large = [running.ask("large", n_new=20) for _ in range(4)]
