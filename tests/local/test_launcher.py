@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,16 @@ async def test_only_the_loss_of_all_frontends_ends_a_system(
     assert "after 5 restarts; there is one frontend less" in capsys.readouterr().err
     launcher._lose_frontend("frontend hung after 5 restarts")
     assert launcher.death.result() == "frontend hung after 5 restarts"
+
+
+@pytest.mark.parametrize("option", ["--spares=1", "--frontends=2"])
+async def test_the_first_loss_ends_all_services_if_asked(option: str) -> None:
+    settings = LocalSettings.load("local", ["--model=/a", "--fail-fast", option])
+    launcher = Launcher(settings)
+    launcher._has_started = True
+    lose = (
+        launcher._lose_frontend if settings.n_frontends > 1 else partial(launcher._lose_worker, 0)
+    )
+    lose("it was killed by SIGKILL")
+    assert launcher.death.done()
+    assert launcher.death.result() == "it was killed by SIGKILL"
