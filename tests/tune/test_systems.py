@@ -42,7 +42,24 @@ class NoPipes(TuneLauncher):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+@pytest.mark.parametrize(
+    ("worker", "n_layouts"), [((), 1), ((("device", "cuda"),), 4)], ids=["cpu", "cuda"]
+)
+async def test_where_a_single_rank_fails_several_are_tried_if_each_has_a_device(
+    worker: tuple[tuple[str, str], ...], n_layouts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.tune.tuner.usable_cpus", lambda: 2)
+    said: list[str] = []
+    settings = TuneSettings(model=DEMO, worker=worker)
+    tuner = Tuner(
+        settings, ModelShape.read(DEMO), workload(), say=said.append, launcher_class=NoPipes
+    )
+    with pytest.raises(SystemFailed, match=r"a service cannot be started"):
+        await tuner.run()
+    assert len([line for line in said if line.endswith(": calibrating")]) == n_layouts
+
+
 async def test_a_system_whose_services_cannot_be_started_has_failed() -> None:
-    with pytest.raises(SystemFailed, match="cannot be started: .*Too many open files"):
+    with pytest.raises(SystemFailed, match=r"cannot be started: .*Too many open files"):
         async with running(LocalSettings(model=for_all(DEMO)), NoPipes):
             pass
