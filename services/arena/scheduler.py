@@ -3,22 +3,23 @@
 The scheduler checks the batches of every policy. Some policies answer all requests of a batch
 together, as engines without iteration-level scheduling do. For these policies, this scheduler
 withholds answers until the whole batch is complete. The environment variable `ARENA_REPORT` names
-the file of the report. The report is written when a batch breaks a rule, or else when the process
-ends.
+the file of the report. The report is written when a batch or an answer breaks a rule, or else when
+the process ends.
 """
 
 import json
 import os
 import sys
 from atexit import register
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from services.arena.entrants import load_file
 from services.arena.referee import RefereedScheduler, Stopped, TimedPolicy
 from services.scheduler import __main__ as scheduler
 from services.scheduler.building import build_policy, build_scheduler, default_depth
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.policies.checked import CheckedPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
@@ -31,7 +32,8 @@ of the report."""
 
 
 class ReportingScheduler(RefereedScheduler):
-    """A scheduler that checks batches, and writes the report when a batch breaks a rule."""
+    """A scheduler that checks batches and answers, and writes the report when one of them breaks a
+    rule."""
 
     def select(self) -> Batch | None:
         """Returns the next batch, as `RefereedScheduler.select` does.
@@ -39,11 +41,22 @@ class ReportingScheduler(RefereedScheduler):
         Raises:
             Stopped: the batch breaks a rule, or the policy has raised an error.
         """
-        try:
+        with _reporting():
             return super().select()
-        except Stopped as stopped:
-            _write({"stopped": str(stopped)})
-            raise
+
+    def _withhold(self, updates: list[Update]) -> list[Update]:
+        with _reporting():
+            return super()._withhold(updates)
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Writes the report if the block raises `Stopped`."""
+    try:
+        yield
+    except Stopped as stopped:
+        _write({"stopped": str(stopped)})
+        raise
 
 
 def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common import bounded_file
 from services.hub.name import HubName
-from services.hub.wanted_files import trouble_with
+from services.hub.wanted_files import MODULES, POOLING, POOLING_FOLDER, trouble_with
 
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 """Names of files that contain all weights. If the weights are divided among several files, an index
@@ -56,7 +56,8 @@ def complete_snapshot(name: HubName, cache: Path) -> Path | None:
     if not snapshot.is_dir():
         return None
     sizes = {path.name: path.stat().st_size for path in snapshot.iterdir() if path.is_file()}
-    return snapshot if not trouble_with(sizes) and _has_weights(snapshot) else None
+    is_complete = not trouble_with(sizes) and _has_weights(snapshot) and _has_pooling(snapshot)
+    return snapshot if is_complete else None
 
 
 def _has_weights(snapshot: Path) -> bool:
@@ -70,6 +71,21 @@ def _has_weights(snapshot: Path) -> bool:
         if index.is_file():
             return _has_all(index)
     return True
+
+
+def _has_pooling(snapshot: Path) -> bool:
+    """Returns whether the file that says how an embedding model pools is there. Returns True if no
+    module of the model needs the file."""
+    modules = snapshot / MODULES
+    if not modules.is_file() or (snapshot / POOLING).is_file():
+        return True
+    try:
+        found = bounded_file.read_json(modules, max_bytes=MAX_INDEX_BYTES)
+    except (OSError, ValueError):
+        return False
+    return not isinstance(found, list) or not any(
+        isinstance(module, dict) and module.get("path") == POOLING_FOLDER for module in found
+    )
 
 
 def _has_all(path: Path) -> bool:

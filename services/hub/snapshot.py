@@ -5,7 +5,7 @@ link all files
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
             if not constants.HF_HUB_OFFLINE:
                 say(f"{unreachable(constants.ENDPOINT, error)}; this is what the cache has")
             return found
-        if found is not None and found.name == commit:
+        if found is not None and found.name == commit and _has_all(found, files):
             return found
         with turn_of(folder_of(name, cache), say=say):
             return _fetched(name, commit, files, cache)
@@ -99,6 +99,12 @@ def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
     if trouble := trouble_with({path: file.size for path, file in files.items()}):
         raise SourceError(f"{name.repository}: {trouble}")
     return info.sha, files
+
+
+def _has_all(snapshot: Path, paths: Iterable[str]) -> bool:
+    """Returns whether all files of a checkpoint are there. An interrupted fetch may leave a
+    checkpoint that could be served, but without its chat template."""
+    return all((snapshot / path).is_file() for path in paths)
 
 
 def _fetched(name: HubName, commit: str, files: dict[str, RepoFile], cache: Path) -> Path:

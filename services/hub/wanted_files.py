@@ -24,7 +24,8 @@ MODULES = "modules.json"
 POOLING_FOLDER = "1_Pooling"
 """Name of the folder with the file that says how an embedding model pools."""
 
-_POOLING = f"{POOLING_FOLDER}/config.json"
+POOLING = f"{POOLING_FOLDER}/config.json"
+"""Path of the file that says how an embedding model pools."""
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """Names of the files that an adapter (LoRA) in PEFT's format has."""
@@ -41,7 +42,7 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
         path: size
         for path, size in sizes.items()
         if ("/" not in path and any(fnmatch(path, pattern) for pattern in _WANTED))
-        or path == _POOLING
+        or path == POOLING
     }
     usual = [path for path in found if fnmatch(path, WEIGHTS) and not fnmatch(path, _OTHER_FORM)]
     if usual:

@@ -2,11 +2,10 @@
 
 The command shows the progress of loading the weights, and prints the addresses when all models are
 served. The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a
-service that is needed has died and is not started again.
+service that is needed cannot be started, or has died and is not started again.
 """
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Mapping
 
@@ -128,29 +127,42 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services, and waits until one that is needed has ended and is not restarted.
+    """Starts all services, and waits until one that is needed has ended and is not restarted, or
+    cannot be started.
 
     Returns the exit status, which is 1.
     """
     bar = LoadingBar()
-    has_served = False
     async with launcher_class(settings) as launcher:
         starting = asyncio.create_task(launcher.start(bar.update))
         try:
             await asyncio.wait((starting, launcher.death), return_when=asyncio.FIRST_COMPLETED)
             bar.close()
-            if starting.done():
-                with contextlib.suppress(ChildDied):  # the result of `death` is the reason
-                    announce(settings, starting.result())
-                    has_served = True
-            reason = await launcher.death
-            if has_served:
-                await asyncio.sleep(LAST_WORDS_S)
+            reason = await _reason_of_end(settings, launcher, starting)
         finally:
             bar.close()
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
     return give_up(reason, ready_fd=None)  # no service writes to the terminal any more
+
+
+async def _reason_of_end(
+    settings: LocalSettings, launcher: Launcher, starting: asyncio.Task[LocalAddresses]
+) -> str:
+    """Announces the services if `starting` is done, and returns the reason why they end: one could
+    not be started, or one that is needed has ended and is not restarted."""
+    if not starting.done():
+        return await launcher.death
+    try:
+        addresses = starting.result()
+    except ChildDied:
+        return await launcher.death
+    except OSError as error:
+        return f"a service cannot be started: {error}"
+    announce(settings, addresses)
+    reason = await launcher.death
+    await asyncio.sleep(LAST_WORDS_S)
+    return reason
 
 
 def main(

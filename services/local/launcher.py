@@ -122,7 +122,7 @@ class Launcher:
             frontend.wait_for("http"),
         )
         self._has_started = True
-        if not settings.fail_fast:
+        if self._survives_losses:
             for service in (service for wave in self._waves for service in wave):
                 service.begin_restarts()
         frontends = [frontend, *await self._start_further_frontends(addresses, frontend)]
@@ -228,10 +228,16 @@ class Launcher:
             has_spare=has_spare,
         )
         child = await service.start()
-        if self._has_started and not self._settings.fail_fast:
+        if self._survives_losses:
             service.begin_restarts()
         self._waves[wave].append(service)
         return child
+
+    @property
+    def _survives_losses(self) -> bool:
+        """Whether the system goes on when a service ends: all services have served, and the setting
+        `fail_fast` is false."""
+        return self._has_started and not self._settings.fail_fast
 
     def _note_death(self, reason: str) -> None:
         if not self.death.done():
@@ -243,25 +249,26 @@ class Launcher:
         `fail_fast` is true."""
         self._lost_models.add(model)
         n_left = len(self._settings.model) - len(self._lost_models)
-        if self._has_started and n_left and not self._settings.fail_fast:
+        if self._survives_losses and n_left:
             _complain(f"{reason}; {self._settings.model_names[model]} is not served any more")
         else:
             self._note_death(reason)
 
     def _lose_worker(self, model: int, reason: str) -> None:
         """Notes that a worker of a model has ended and is not restarted. The model is still served
-        if it has as many workers as its pipelines need."""
+        if it has as many workers as its pipelines need, unless services are still starting or
+        `fail_fast` is true."""
         self._n_lost_workers[model] += 1
-        if self._has_started and self._n_lost_workers[model] <= self._settings.n_spares_each:
+        if self._survives_losses and self._n_lost_workers[model] <= self._settings.n_spares_each:
             _complain(f"{reason}; there is one spare less")
         else:
             self._lose_model(model, reason)
 
     def _lose_frontend(self, reason: str) -> None:
         """Notes that a frontend is not restarted. The models are served as long as another frontend
-        is left."""
+        is left, unless services are still starting or `fail_fast` is true."""
         self._n_lost_frontends += 1
-        if self._has_started and self._n_lost_frontends < self._settings.n_frontends:
+        if self._survives_losses and self._n_lost_frontends < self._settings.n_frontends:
             _complain(f"{reason}; there is one frontend less")
         else:
             self._note_death(reason)

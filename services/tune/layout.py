@@ -28,8 +28,8 @@ def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> S
     All ranks of a layout have the same number of threads. Together they use all CPUs, except for
     the remainder if the number of CPUs cannot be divided by the number of ranks.
 
-    If these are fewer than `MAX_LAYOUTS`, a last layout has a single rank and leaves one CPU to the
-    frontend and the scheduler. A layout is left out if it has more stages than the model has
+    If there are several CPUs, the last layout has a single rank and leaves one CPU to the frontend
+    and the scheduler. A layout is left out if it has more stages than the model has
     layers, or if the number of K/V heads is not divisible by the number of ranks of a stage.
     """
     found = [Layout(1, 1, n_cpus)]
@@ -42,9 +42,8 @@ def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> S
                 found.append(Layout(stages, tp, n_cpus // n_ranks))
             tp *= 2
         n_ranks *= 2
-    if n_cpus > 1:
-        found.append(Layout(1, 1, n_cpus - 1))
-    return found[:MAX_LAYOUTS]
+    last = [Layout(1, 1, n_cpus - 1)] if n_cpus > 1 else []
+    return [*found[: MAX_LAYOUTS - len(last)], *last]
 
 
 def _counted(n: int, noun: str) -> str:

@@ -166,7 +166,7 @@ async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
     """Waits for `work` and returns its result.
 
     Raises:
-        SystemFailed: a process of the system ended before the work was done.
+        SystemFailed: a process of the system cannot be started, or ended before the work was done.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -176,6 +176,8 @@ async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
         return await task
     except ChildDied:
         raise SystemFailed(await launcher.death) from None
+    except OSError as error:
+        raise SystemFailed(f"a service cannot be started: {error}") from error
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -79,6 +79,7 @@ class Tuner:
         self._say = say
         self._launcher_class = launcher_class
         self._n_cpus = usable_cpus()
+        self._has_devices = dict(settings.worker).get("device", "cpu") != "cpu"
         self._clock = asyncio.get_running_loop().time
         self._began_s = self._clock()
         self._probe_s = min(MAX_PROBE_S, PROBE_PART * settings.budget_s)
@@ -90,8 +91,9 @@ class Tuner:
         """Finds the best settings.
 
         Raises:
-            SystemFailed: the model does not run with a single rank, no settings keep the latency
-                limits, or no settings serve requests.
+            SystemFailed: the model does not run, no settings keep the latency limits, or no
+                settings serve requests. On CPUs, where all ranks share the memory, only the first
+                layout, which has a single rank, is tried to find out whether the model runs.
         """
         tried: list[Tried] = []
         not_tried: list[str] = []
@@ -101,16 +103,18 @@ class Tuner:
             n_layers=self._shape.n_layers,
             n_kv_heads=self._shape.n_kv_heads,
         ):
-            if tried and self._left_s < self._layout_s + 2 * self._least_check_s:
+            if (tried or not_tried) and self._left_s < self._layout_s + 2 * self._least_check_s:
                 not_tried.append(f"{layout}: there was no time to try it")
                 continue
             try:
                 best = best_of([each.best for each in tried]) if tried else None
                 tried.append(await self._try(layout, best))
             except SystemFailed as error:
-                if not tried and layout.stages == layout.tp == 1:
-                    raise
+                if not tried and not self._has_devices:
+                    raise  # all ranks share the memory and the processors of one
                 not_tried.append(f"{layout}: {error}")
+        if not tried:
+            raise SystemFailed(not_tried[0])
         if self._workload.finds_rate:
             check_limits(tried, self._workload)
         checks = await self._check(tried)

@@ -51,7 +51,7 @@ class Workload:
                 if each.n_tokens <= max_model_len
             )
         if not lengths:
-            name = "prompt_tokens" if settings.trace is None else "trace"
+            name = "prompt_tokens, output_tokens" if settings.trace is None else "trace"
             raise ValueError(f"{name}: no request fits into a context of {max_model_len} tokens")
         limits = LatencyLimits(ttft_s=settings.ttft_p99_s, tpot_s=settings.tpot_p99_s)
         return cls(lengths, settings.rate, limits, settings.seed)

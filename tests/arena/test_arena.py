@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from services.arena.entrants import GALLERY, Entrant, parse
 from services.arena.figures import Figures
 from services.arena.real import Place
 from services.arena.referee import RefereedScheduler, Stopped
+from services.arena.scheduler import REPORT, ReportingScheduler
 from services.arena.setup import Setup
 from services.arena.traffic import Choice, traffic_of
 from services.arena.virtual import NoisyPredictor, capacity, run, scaled
@@ -358,8 +360,8 @@ def test_a_figure_without_its_library_is_refused_before_anything_runs(
     assert "figure: needs the package matplotlib" in capsys.readouterr().err
 
 
-def refereed() -> Driver:
-    scheduler = RefereedScheduler(
+def refereed(kind: type[RefereedScheduler] = RefereedScheduler) -> Driver:
+    scheduler = kind(
         RequestPool(max_requests=100),
         KVManager(n_blocks=40, block_size=1, expected_use=ExpectedUse()),
         policy=ChunkedPolicy(max_batch_size=4, max_batch_tokens=8),
@@ -404,6 +406,30 @@ def test_the_referee_notices_a_token_that_is_returned_twice() -> None:
     assert isinstance(driver.scheduler, RefereedScheduler)
     with pytest.raises(Stopped, match=r"batch 1: policy chunked: request 0: token 1 follows token"):
         driver.scheduler._withhold(updates)
+
+
+def apply_one(scheduler: RefereedScheduler) -> None:
+    batch = scheduler.select()
+    assert batch is not None
+    scheduler.apply(batch.iteration, [1] * batch.n_sampled)
+
+
+def cancel_one(scheduler: RefereedScheduler) -> None:
+    scheduler.cancel(next(iter(scheduler.pool)))
+
+
+@pytest.mark.parametrize("end", [apply_one, cancel_one])
+def test_the_report_has_the_rule_that_an_answer_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[RefereedScheduler], None]
+) -> None:
+    report = tmp_path / "report.json"
+    monkeypatch.setenv(REPORT, str(report))
+    driver = refereed(ReportingScheduler)
+    assert isinstance(driver.scheduler, RefereedScheduler)
+    driver.scheduler._n_told[driver.requests[0]] = -1  # as if the request had ended
+    with pytest.raises(Stopped, match="request 0 has ended twice") as stopped:
+        end(driver.scheduler)
+    assert json.loads(report.read_text()) == {"stopped": str(stopped.value)}
 
 
 def test_the_referee_notices_memory_that_stays_reserved() -> None:

@@ -1,7 +1,10 @@
 """How a machine is divided among the ranks that the launcher starts, and what services are told."""
 
+import errno
 import json
+import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,8 @@ import pytest
 from services.common.by_model import for_all
 from services.common.model_task import ModelTask
 from services.frontend.settings import FrontendSettings
-from services.local.__main__ import announce, shape_of
-from services.local.launcher import Launcher, LocalAddresses
+from services.local.__main__ import announce, serve, shape_of
+from services.local.launcher import Launcher, LocalAddresses, OnProgress
 from services.local.service_options import share_cpus
 from services.local.settings import LocalSettings
 from services.scheduler.cluster.stages import StaticStages
@@ -293,3 +296,31 @@ async def test_only_the_loss_of_all_frontends_ends_a_system(
     assert "after 5 restarts; there is one frontend less" in capsys.readouterr().err
     launcher._lose_frontend("frontend hung after 5 restarts")
     assert launcher.death.result() == "frontend hung after 5 restarts"
+
+
+@pytest.mark.parametrize("option", ["--spares=1", "--frontends=2"])
+async def test_the_first_loss_ends_all_services_if_asked(option: str) -> None:
+    settings = LocalSettings.load("local", ["--model=/a", "--fail-fast", option])
+    launcher = Launcher(settings)
+    launcher._has_started = True
+    lose = (
+        launcher._lose_frontend if settings.n_frontends > 1 else partial(launcher._lose_worker, 0)
+    )
+    lose("it was killed by SIGKILL")
+    assert launcher.death.done()
+    assert launcher.death.result() == "it was killed by SIGKILL"
+
+
+class NoPipes(Launcher):
+    """A launcher that cannot start a process."""
+
+    async def start(self, on_progress: OnProgress) -> LocalAddresses:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_a_service_that_cannot_be_started_ends_the_command_with_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await serve(LocalSettings.load("local", ["--model=/a"]), NoPipes) == 1
+    said = capsys.readouterr().err
+    assert said == "error: a service cannot be started: [Errno 24] Too many open files\n"

@@ -22,6 +22,7 @@ def test_layouts_fit(n_cpus: int, max_ranks: int, n_layers: int, n_kv_heads: int
     found = layouts(n_cpus, max_ranks=max_ranks, n_layers=n_layers, n_kv_heads=n_kv_heads)
     assert found[0] == Layout(1, 1, n_cpus)
     assert len(set(found)) == len(found) <= 8
+    assert n_cpus == 1 or found[-1] == Layout(1, 1, n_cpus - 1)
     for layout in found:
         assert layout.stages * layout.tp <= max_ranks
         assert layout.stages * layout.tp * layout.threads <= n_cpus

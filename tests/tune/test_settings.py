@@ -52,9 +52,10 @@ def test_lengths_keep_their_bounds_and_the_model_s_context() -> None:
     assert workload.max_request_len <= 100
 
 
-def test_a_workload_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="prompt_tokens: no request fits"):
-        Workload.of(load("--prompt-tokens", "2000"), 1000)
+@pytest.mark.parametrize("lengths", ["--prompt-tokens", "--output-tokens"])
+def test_a_workload_that_does_not_fit_is_refused(lengths: str) -> None:
+    with pytest.raises(ValueError, match=r"^prompt_tokens, output_tokens: no request fits"):
+        Workload.of(load(lengths, "2000"), 1000)
 
 
 def test_a_trace_gives_the_lengths(tmp_path: Path) -> None:

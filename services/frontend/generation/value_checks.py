@@ -5,7 +5,7 @@ tool with such a schema. The text of an answer is kept until the answer ends, an
 whole. Nothing is changed in the answer: its last piece says whether the values match.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from services.frontend.generation.answer import Piece
@@ -71,8 +71,7 @@ class ValueChecks:
         verdicts = [await self._check(*value) for value in self._values(text, prompt)]
         if not verdicts:
             return piece
-        is_valid = None if None in verdicts else True
-        verdict = False if False in verdicts else is_valid
+        verdict = verdict_of(verdicts)
         self._note(verdict)
         return replace(piece, schema_valid=verdict)
 
@@ -88,6 +87,15 @@ class ValueChecks:
                 yield schema, call.arguments
         if self._schema is not None and not calls:
             yield self._schema, content
+
+
+def verdict_of(verdicts: Iterable[bool | None]) -> bool | None:
+    """Returns whether several values all match their schemas: False if one does not match. Returns
+    None if none is known not to match, but one could not be checked."""
+    found = set(verdicts)
+    if False in found:
+        return False
+    return None if None in found else True
 
 
 def checks_of(

@@ -316,8 +316,19 @@ def test_a_request_gets_no_third_try_after_two_ranks_failed_computing_it() -> No
     assert driver.select(), "the first suspect, alone"
     [end] = lose_by_itself(driver)
     assert (end.request, end.finish_reason) == (driver.requests[0], FinishReason.FAILED)
-    assert end.message == "a worker failed 2 times in a row while it computed this request"
+    assert end.message == "a worker failed 2 times while it computed this request"
     assert [one.n_deaths for one in driver.scheduler.pool] == [1, 1]
+
+
+def test_the_reason_is_true_if_a_node_died_between_two_failures_of_a_rank() -> None:
+    driver = driver_of(1)
+    assert driver.select()
+    assert lose_by_itself(driver) == []
+    assert driver.select()
+    driver.lose()
+    assert driver.select()
+    [end] = lose_by_itself(driver)
+    assert end.message == "a worker failed 2 times while it computed this request"
 
 
 def test_a_rank_that_fails_once_and_nodes_that_die_condemn_nobody() -> None:

@@ -5,6 +5,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from services.frontend.generation.value_checks import verdict_of
 from services.frontend.http.protocol.answer_object import answer_object
 
 
@@ -14,8 +15,9 @@ class OrcinusNote(TypedDict):
 
     schema_valid: NotRequired[bool]
     """Whether the JSON values of the answer (its content and the arguments of its calls) match
-    their JSON schemas, as checked at the end of the answer. The field is missing if there was no
-    value to check, or if a value could not be checked."""
+    their JSON schemas, as checked at the end of the answer. The field is false if
+    any value does not match. Otherwise it is missing if there was no value to check, or if a value
+    could not be checked."""
     unenforced: NotRequired[list[str]]
     """Names of the fields and keywords of JSON schemas that are not enforced, as in the header
     `x-orcinus-unenforced`."""
@@ -31,12 +33,12 @@ class NoteFields(TypedDict, total=False):
 def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:
     """Returns an object with the field `orcinus`, which says whether the values of the answers
     match their schemas and which keywords are not enforced. `verdicts` has one item for each
-    answer. If any item is None, the field does not say whether the values match. Returns an empty
-    object if the field would be empty."""
+    answer. If any item is False, the values do not match. Otherwise, if any item is None, the field
+    does not say whether the values match. Returns an empty object if the field would be empty."""
     note: OrcinusNote = {}
-    found = list(verdicts)
-    if None not in found:
-        note["schema_valid"] = all(found)
+    verdict = verdict_of(verdicts)
+    if verdict is not None:
+        note["schema_valid"] = verdict
     if unenforced:
         note["unenforced"] = list(unenforced)
     return {"orcinus": note} if note else {}

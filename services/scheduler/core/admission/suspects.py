@@ -10,9 +10,9 @@ time.
 
 How soon a suspect fails depends on how the pipelines were lost. A rank that fails by itself, by an
 error or a signal such as SIGSEGV, was most likely ended by what it computed: the suspect fails at
-the second such loss in a row (`MAX_DEATHS`). A loss of any other kind, as of a node or a link or by
-SIGKILL, may have nothing to do with the suspect, which fails at the fourth loss in a row
-(`MAX_LOSSES`).
+the second such loss (`MAX_DEATHS`), also if losses of another kind lie between the two. A loss of
+any other kind, as of a node or a link or by SIGKILL, may have nothing to do with the suspect, which
+fails at the fourth loss in a row (`MAX_LOSSES`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -102,7 +102,7 @@ def verdict(request: Request) -> str | None:
     """Returns the reason, for people to read, why a request ends with the loss of a pipeline; None
     if the request goes on."""
     if request.n_deaths >= MAX_DEATHS:
-        return f"a worker failed {MAX_DEATHS} times in a row while it computed this request"
+        return f"a worker failed {MAX_DEATHS} times while it computed this request"
     if request.n_losses >= MAX_LOSSES:
         return f"a pipeline was lost {MAX_LOSSES} times in a row while it computed this request"
     return None

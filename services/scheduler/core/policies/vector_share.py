@@ -10,8 +10,7 @@ from services.scheduler.core.request import Request
 
 MAX_SHARE = 1000.0
 """Largest share: the time that prompts of requests for vectors may add to an iteration, divided by
-its time without prompts. Usual batches have room for fewer tokens, so with this share these
-requests are hardly limited."""
+its time without prompts. With this share, these requests are not limited."""
 
 
 def share_tokens(overhead_tokens: int, share: float) -> int:
@@ -72,9 +71,12 @@ class VectorShare(WholeBatches):
 
 
 def vector_share_of(share: float | None, prompt_groups: PromptGroups) -> WholeBatches:
-    """Returns the limit for the setting `vector_share`.
+    """Returns the limit for the setting `vector_share`. There is no limit if `share` is None or
+    `MAX_SHARE`.
 
     Raises:
         ValueError: `share` is not in its range.
     """
-    return WholeBatches() if share is None else VectorShare(share, prompt_groups)
+    if share is None or share == MAX_SHARE:
+        return WholeBatches()
+    return VectorShare(share, prompt_groups)

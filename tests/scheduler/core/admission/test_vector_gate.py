@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from services.scheduler.core.admission.backlog import NOTHING, Backlog
 from services.scheduler.core.admission.expected_output import ExpectedOutput
+from services.scheduler.core.admission.overhead import MIN_OVERHEAD_TOKENS
 from services.scheduler.core.admission.vector_gate import VectorGate
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
@@ -116,12 +117,20 @@ def test_without_a_share_vectors_fill_batches_beside_answers() -> None:
 def test_a_share_is_a_token_at_least_and_a_number_of_sense() -> None:
     assert share_tokens(OVERHEAD, 1e-6) == 1
     assert share_tokens(OVERHEAD, 2.0) == 32
-    assert share_tokens(512, MAX_SHARE) > 2**17
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="vector_share"):
             core(wrong)
         with pytest.raises(ValidationError, match="vector_share"):
             SchedulerSettings(n_stages=1, vector_share=wrong)
+
+
+@pytest.mark.parametrize("share", [None, MAX_SHARE])
+def test_with_the_largest_share_vectors_are_not_limited(share: float | None) -> None:
+    policy = ChunkedPolicy(max_batch_size=8, max_batch_tokens=2**15, vector_share=share)
+    policy.prompt_groups.learn_overhead(MIN_OVERHEAD_TOKENS)
+    vector = Request(RequestId("vector"), range(2**15), 0)
+    answer = Request(RequestId("answer"), range(3), 4)
+    assert policy.is_full([vector, answer])
 
 
 def test_an_answer_that_comes_while_none_runs_begins_at_once() -> None:
