@@ -120,8 +120,12 @@ class Forecast:
         self.overhead.note(n_tokens - n_spans)
 
     def learn_admission(self, request: Request) -> None:
-        """Learns from an admitted request which fraction of its tokens was in the prefix cache."""
+        """Learns from an admitted request which fraction of its tokens was in the prefix cache.
+        Nothing is learned about the cache from a request that has run before, because it finds its
+        own tokens there."""
         self._n_admitted += 1
+        if request.n_preemptions or request.generated_token_ids:
+            return
         part = request.n_cached_tokens / request.n_prefill_tokens
         self._cached_part += WEIGHT * (part - self._cached_part)
 

@@ -8,9 +8,10 @@ Here a complete request is no longer computed. `whole_batches.py` withholds its 
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
+from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import MemoryView, Policy, PolicyOptions, PoolView, Selection
 from services.scheduler.core.request import Request, RequestState
 
@@ -59,46 +60,64 @@ class RequestLevelPolicy(Policy):
                 del self._group_of[request]
         self._parts = deque(part for part in self._parts if part[0] in self._group_of)
 
-    def _join(self, pool: PoolView, kv_manager: MemoryView) -> set[Request]:
-        """Begins another batch if there may be one. Returns the requests that can run now."""
-        is_forming = len(self._groups) < self._n_groups
+    def _join(self, pool: PoolView, kv_manager: MemoryView) -> list[Request]:
+        """Begins another batch if there may be one. Returns the requests that can run now, in the
+        order of the pool. A batch does not count if all that is left of it was preempted, and the
+        pool offers only requests that come first."""
+        candidates: Iterable[Request] = pool.candidates()
         outside = [one for one in self._group_of if one.state is RequestState.INITIATION]
+        if outside:
+            candidates = list(candidates)
+            offered = {*candidates, *(one for one in self._group_of if one.reservation is not None)}
+            n_groups = sum([not offered.isdisjoint(group) for group in self._groups])
+        else:
+            n_groups = len(self._groups)
+        is_forming = n_groups < self._n_groups
         n_blocks = kv_manager.n_free_blocks - sum(map(kv_manager.n_blocks_to_admit, outside))
-        ready: set[Request] = set()
+        ready: list[Request] = []
         group: list[Request] = []
-        for request in pool.candidates():
+        n_passed = 0
+        for request in candidates:
             if request in self._group_of:
-                ready.add(request)
+                ready.append(request)
             elif is_forming and len(group) < self.max_batch_size:
                 n_blocks -= kv_manager.n_blocks_to_admit(request)
                 is_forming = n_blocks >= 0
                 if is_forming:
                     group.append(request)
-            elif not outside:
+            elif outside or not n_passed:
+                n_passed += 1  # the first may be a called request, before some that run
+            else:
                 break
         if group:
             self._groups.append(group)
             self._group_of.update(dict.fromkeys(group, group))
             size = self._microbatch_size
             self._parts.extend(group[i : i + size] for i in range(0, len(group), size))
-        return ready | set(group)
+        return ready + group
 
     def _selections(
-        self, part: Sequence[Request], ready: set[Request], kv_manager: MemoryView
+        self, part: Sequence[Request], ready: list[Request], kv_manager: MemoryView
     ) -> list[Selection]:
         """Returns the selections for the next iteration of a part of a batch. Returns an empty list
-        if one of its requests is in flight."""
+        if one of its requests is in flight. A request that was preempted joins again when it is
+        the first that waits."""
         left = [one for one in part if one.state is not _FINISHED and not one.is_cancelled]
-        left = [one for one in left if _has_more(one)]
-        selections = []
-        if ready.issuperset(left):
-            for request in left:
-                reservation = request.reservation or kv_manager.reserve(request)
+        chosen = [one for one in left if one.reservation is not None and _has_more(one)]
+        if not set(ready).issuperset(chosen):
+            return []
+        selections = [self._selection(one, one.reservation) for one in chosen if one.reservation]
+        for request in ready:
+            if request.reservation is None:
+                reservation = kv_manager.reserve(request) if request in part else None
                 if reservation is None:
                     break
-                n_tokens = self.n_tokens(request, self._group_of[request])
-                selections.append(Selection(request, n_tokens, reservation))
+                selections.append(self._selection(request, reservation))
         return selections
+
+    def _selection(self, request: Request, reservation: Reservation) -> Selection:
+        n_tokens = self.n_tokens(request, self._group_of[request])
+        return Selection(request, n_tokens, reservation)
 
 
 def _has_more(request: Request) -> bool:

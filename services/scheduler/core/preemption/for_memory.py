@@ -20,7 +20,7 @@ An observer sees requests served in their order: no request is admitted while an
 for memory, and preempted requests come before the requests behind them that have not run.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
@@ -60,14 +60,15 @@ class ForMemory:
             if self._can_run(request):
                 self._pool.let_run(request)
         held: list[Request] = []
-        for request in sorted(self._short_of_room(), key=self._pool.order.rank):
+        short = sorted(self._short_of_room(), key=self._pool.order.rank)
+        for request in short:
             if request.state is RequestState.INITIATION or request is self._victim:
                 continue  # preempted, or about to be, for an earlier request
             # A request takes no memory while an earlier request waits for memory.
-            if not held and request not in self._wanted and self._grow(request):
-                continue
             if not self._has_room(request) and (held or not self._obtain(request)):
                 held.append(request)
+        if self._n_drafts and not held:
+            self._grow_for_drafts(short)
         self._held = [one for one in held if one.state is not RequestState.INITIATION]
         for request in self._held:
             self._pool.hold_back(request)
@@ -124,13 +125,14 @@ class ForMemory:
     def _has_room(self, request: Request) -> bool:
         return self._kv_manager.has_room(_reservation_of(request), _n_tokens(request))
 
-    def _grow(self, request: Request) -> bool:
-        """Enlarges the reservation of a request for its next tokens and, if memory is free, for
-        drafts. Returns whether its next tokens have room."""
-        reservation, n_tokens = _reservation_of(request), _n_tokens(request)
-        n_wanted = min(n_tokens + self._n_drafts, request.max_sequence_len)
-        grow = self._kv_manager.grow
-        return grow(reservation, n_wanted) or grow(reservation, n_tokens)
+    def _grow_for_drafts(self, requests: Iterable[Request]) -> None:
+        """Enlarges the reservations of requests for drafts, as far as memory is free. Must be
+        called after all requests have got room for their next tokens, so that no request is
+        preempted for a draft."""
+        for request in requests:
+            if request.reservation is not None:  # otherwise the request was just preempted
+                n_wanted = min(_n_tokens(request) + self._n_drafts, request.max_sequence_len)
+                self._kv_manager.grow(request.reservation, n_wanted)
 
     def _obtain(self, request: Request) -> bool:
         """Returns whether a request has enough memory now, after preempting other requests if
@@ -138,6 +140,8 @@ class ForMemory:
         kv_manager, reservation = self._kv_manager, _reservation_of(request)
         wanted = self._wanted.get(request)
         if wanted is None:
+            if kv_manager.grow(reservation, _n_tokens(request)):
+                return True
             request.n_wanted_blocks = max(1, 2 * request.n_wanted_blocks)
             wanted = _n_tokens(request) + (request.n_wanted_blocks - 1) * kv_manager.block_size
             wanted = self._wanted[request] = min(wanted, request.max_sequence_len)

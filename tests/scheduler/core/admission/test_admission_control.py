@@ -277,6 +277,26 @@ def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
     assert engine.control.allowance_s == before_s
 
 
+def test_own_tokens_that_a_preempted_request_finds_cached_foretell_nothing_for_others() -> None:
+    kv_manager = KVManager(n_blocks=100, block_size=16)
+    forecast = Forecast(ExpectedOutput())
+    groups = PromptGroups(max_batch_size=8, max_batch_tokens=64)
+    forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, groups))
+    for index in range(2 * N_NEEDED):
+        n_tokens = 1 + 63 * (index % 2)
+        forecast.learn_iteration(n_spans=1, n_tokens=n_tokens, n_new=1, time_s=0.1 + n_tokens / 1e3)
+    own = WaitingWork(1, 1000, 1)
+    foretold_s = forecast.first_token_s(NOTHING, own, now=0.0)
+    request = Request(RequestId("0"), [1] * 64, 64, n_preemptions=1)
+    request.n_prefill_tokens = request.n_cached_tokens = 64
+    for _ in range(9):
+        forecast.learn_admission(request)
+    assert forecast.first_token_s(NOTHING, own, now=1.0) == foretold_s
+    request.n_preemptions = 0
+    forecast.learn_admission(request)
+    assert forecast.first_token_s(NOTHING, own, now=2.0) < foretold_s
+
+
 def test_who_waits_for_a_row_is_foretold_to_wait() -> None:
     waits = []
     for max_rows in (2, None):

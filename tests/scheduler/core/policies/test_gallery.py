@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.order.by_key import OrderByKey
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.policies.aging import TOKENS_PER_ARRIVAL
@@ -38,6 +39,7 @@ def scheduler(
     token_hand_off: bool = False,
     n_blocks: int = 1000,
     is_told: bool = True,
+    expected_use: ExpectedUse | None = None,
 ) -> Scheduler:
     options = PolicyOptions(
         max_batch_size,
@@ -52,6 +54,7 @@ def scheduler(
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
         policy=CheckedPolicy(POLICIES[name].of(options)),
+        expected_use=expected_use,
     )
 
 
@@ -82,6 +85,7 @@ def tokens_of(batch: Batch) -> dict[int, int]:
     pipeline_depth=st.integers(1, 3),
     token_hand_off=st.booleans(),
     n_blocks=st.integers(21, 60),
+    is_optimistic=st.booleans(),
 )
 def test_rules_hold_and_every_request_ends(
     name: str,
@@ -91,6 +95,7 @@ def test_rules_hold_and_every_request_ends(
     pipeline_depth: int,
     token_hand_off: bool,
     n_blocks: int,
+    is_optimistic: bool,
 ) -> None:
     system = scheduler(
         name,
@@ -99,6 +104,7 @@ def test_rules_hold_and_every_request_ends(
         token_hand_off=token_hand_off,
         n_blocks=n_blocks,
         is_told=False,
+        expected_use=ExpectedUse() if is_optimistic else None,
     )
     driver = Driver(system, [replace(one, scope=b"") for one in requests])
     while not driver.is_done:

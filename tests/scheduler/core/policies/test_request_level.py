@@ -3,7 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.policies.checked import CheckedPolicy
 from services.scheduler.core.policies.request_level import RequestLevelPolicy
@@ -21,10 +24,12 @@ def request_level(
     pipeline_depth: int = 2,
     token_hand_off: bool = True,
     n_blocks: int = 100,
+    order: Order | None = None,
+    expected_use: ExpectedUse | None = None,
 ) -> WholeBatchScheduler:
     return WholeBatchScheduler(
-        RequestPool(max_requests=100),
-        KVManager(n_blocks=n_blocks, block_size=4),
+        RequestPool(max_requests=100, order=order),
+        KVManager(n_blocks=n_blocks, block_size=4, expected_use=expected_use),
         policy=CheckedPolicy(
             RequestLevelPolicy(
                 PolicyOptions(max_batch_size, n_shares=n_groups), microbatch_size=microbatch_size
@@ -77,6 +82,29 @@ def test_several_batches_run_at_a_time_if_told_so() -> None:
         request_level(n_groups=2, token_hand_off=False), [Arrival(0, 3, 2, 2) for _ in range(5)]
     )
     assert iterations(driver) == [[0, 1], [2, 3], [0, 1], [2, 3], [4], [4]]
+
+
+def test_a_batch_goes_on_while_a_request_of_another_client_is_called() -> None:
+    order = Fair(ageing_s=1e9, now=lambda: 0.0)
+    driver = Driver(
+        request_level(order=order, token_hand_off=False, pipeline_depth=1),
+        [Arrival(turn, 3, n, n, client=client) for turn, n, client in ((0, 4, "a"), (0, 4, "a"))]
+        + [Arrival(1, 3, 2, 2, client="b")],
+    )
+    assert iterations(driver) == [[0, 1]] * 4 + [[2], [2]]
+
+
+def test_preempted_requests_of_two_batches_return_in_order() -> None:
+    use = ExpectedUse()
+    use.share = 0.0
+    driver = Driver(
+        request_level(
+            n_groups=2, n_blocks=6, token_hand_off=False, pipeline_depth=2, expected_use=use
+        ),
+        [Arrival(0, n_prompt, 20, 20) for n_prompt in (3, 4, 2)],
+    )
+    iterations(driver)  # the policy is checked
+    assert sum(one.n_preemptions for one in driver.requests.values()) > 1
 
 
 @given(

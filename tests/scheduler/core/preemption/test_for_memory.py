@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.memory.expected_use import MAX_OWN_PREEMPTIONS, ExpectedUse
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -345,6 +346,41 @@ def test_everybody_ends_with_his_tokens_and_is_preempted_a_bounded_number_of_tim
     for request in requests:
         generated, first = list(request.generated_token_ids), request.n_prompt_tokens
         assert generated == [token_at(request, first + at) for at in range(len(generated))]
+
+
+def drafting_lender(n_blocks: int) -> Scheduler:
+    """A lender whose reservations grow ahead for drafts of up to two tokens, a block."""
+    use = ExpectedUse()
+    use.share = 0.0
+    return build(
+        max_batch_size=4,
+        n_blocks=n_blocks,
+        block_size=BLOCK_SIZE,
+        pipeline_depth=1,
+        groups=BlockGroups(max_drafts=2),
+        expected_use=use,
+    )
+
+
+def test_a_reservation_grows_ahead_for_drafts_while_memory_is_free() -> None:
+    scheduler, request = drafting_lender(n_blocks=8), request_of(0, 4, 5)
+    scheduler.submit(request)
+    n_columns = []
+    while len(scheduler.pool):
+        step(scheduler)
+        if request.reservation is not None:
+            n_columns.append(request.reservation.n_reserved_columns)
+    assert n_columns == [2, 4, 4, 5], "room for two drafts, and no more than the request can need"
+
+
+def test_no_request_is_preempted_for_the_drafts_of_another() -> None:
+    scheduler = drafting_lender(n_blocks=5)
+    first, second = request_of(0, 3, 3), request_of(1, 4, 2)
+    scheduler.submit(first)
+    scheduler.submit(second)
+    assert step(scheduler) == ["0", "1"]  # two blocks each
+    assert step(scheduler) == ["0", "1"], "the second needs the last block, the first does not"
+    assert scheduler.take_preempted() == []
 
 
 @pytest.mark.parametrize("has_prefix_cache", [False, True])
