@@ -71,7 +71,7 @@ class Case:
             http_port=0,
             grpc_port=0,
             fail_fast=True,
-            scheduler=(("speculative-tokens", "0"),),
+            scheduler=(("speculative-tokens", "0"), ("admission", "reserve")),
         )
 
 

@@ -135,6 +135,7 @@ async def measure_variant(
         f"--model={model}",
         f"--max-batch-size={options.max_batch_size}",
         f"--stages={options.stages}",
+        "--scheduler=admission=reserve",  # as in the paper
         *(
             argument.format(stages=options.stages, one_more=options.stages + 1)
             for argument in variant.arguments

@@ -111,7 +111,7 @@ async def run(name: str, path: Path, model: Path) -> None:
     """Starts a system of the variant `name` that records its scheduling into the file `path`, and
     sends all requests to the system."""
     module, options = VARIANTS[name]
-    settings = f"--scheduler=record={path},speculative-tokens=0"
+    settings = f"--scheduler=record={path},speculative-tokens=0,admission=reserve"
     arguments = (f"--model={model}", "--kv-memory=64MiB", *COMMON, *options, settings)
     async with local_system.running(arguments, module=module) as system:
         limits = httpx.Limits(max_connections=len(VISITS))
