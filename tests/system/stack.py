@@ -82,11 +82,12 @@ class Stack:
         """Returns the ids of the processes that run a module, ordered by stage."""
         found = []
         for process in self.tree:
-            command = process.cmdline()
-            if module in command:
-                parent = process.parent()  # of a rank, its controller, which is told its stage
-                above = [] if parent is None else parent.cmdline()
-                found.append((_stage_of([*command, *above]), process.pid))
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                command = process.cmdline()
+                if module in command:
+                    parent = process.parent()  # of a rank, its controller, which is told its stage
+                    above = [] if parent is None else parent.cmdline()
+                    found.append((_stage_of([*command, *above]), process.pid))
         return [pid for _, pid in sorted(found)]
 
     def kill(self, module: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
