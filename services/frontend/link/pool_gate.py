@@ -25,8 +25,8 @@ TOO_LATE = "the first token would come too late"
 
 
 class Lateness(NamedTuple):
-    """What the scheduler said when it last refused a request of an account because the first token
-    would come too late. Times are readings of one clock, in seconds."""
+    """The scheduler's last refusal of a request of an account because the first token would come
+    too late. Times are readings of one clock, in seconds."""
 
     priority: int
     """Highest priority that was refused as too late; requests of this priority and below are

@@ -23,9 +23,9 @@ MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorDefaults:
-    """What a checkpoint declares about its vectors (embeddings or scores): the prompts that go
-    before texts, whether texts are converted to lower case, and the lengths to which embeddings may
-    be cut."""
+    """The settings that a checkpoint has for its vectors (embeddings or scores): the prompts that
+    go before texts, whether texts are converted to lower case, and the lengths to which embeddings
+    may be cut."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that go before the client's text, by their names."""

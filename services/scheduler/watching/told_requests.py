@@ -11,7 +11,8 @@ from services.scheduler.core.request import Request
 
 @dataclass(slots=True)
 class ToldRequest:
-    """What is kept of a request that an event has named, until the request ends."""
+    """The record of a request that an event of a watch has named. It is kept until the request
+    ends."""
 
     number: int
     n_computed: int = 0
