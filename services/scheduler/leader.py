@@ -338,7 +338,8 @@ class Leader:
         n_held, context = scheduler.kv_manager.max_sequence_len, pipeline.first.max_model_len
         if n_held < context and not self.has_served.is_set():
             log.warning(
-                "kv_memory: prompt and answer may have %d tokens together, not the %d of the model",
+                "prompt and answer may have %d tokens together, not the %d of the model: K/V "
+                "memory (kv_memory, n_slots) holds no more",
                 n_held,
                 context,
             )

@@ -64,7 +64,7 @@ async def test_memory_that_holds_less_than_the_context_is_reported(
     async with scene(1) as it, fake_stage(block_size=block_size) as stage:
         it.stages.place(0, stage.address)
         await it.until_open()
-    report = "kv_memory: prompt and answer may have 50 tokens together, not the 64 of the model"
+    report = "prompt and answer may have 50 tokens together, not the 64 of the model"
     assert (report in caplog.text) == is_reported
 
 
